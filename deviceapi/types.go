@@ -1,0 +1,147 @@
+package deviceapi
+
+import "fmt"
+
+// SocketName is the name of the socket inside the folder of a device.
+const SocketName = "device.sock"
+
+// DefaultDir is where the folders of a container's devices are mounted.
+const DefaultDir = "/run/simgpu"
+
+// MiB is the unit in which people read device memory.
+const MiB = int64(1) << 20
+
+// MIGMode says whether a GPU can be partitioned and whether it is.
+type MIGMode int
+
+const (
+	// MIGUnsupported is a GPU that cannot be partitioned.
+	MIGUnsupported MIGMode = iota
+	// MIGDisabled is a GPU that could be partitioned and is not.
+	MIGDisabled
+	// MIGEnabled is a GPU that works through partitions only.
+	MIGEnabled
+)
+
+// GPU describes a physical GPU: what does not change while it is in use.
+type GPU struct {
+	UUID        string
+	ProductName string // as nvidia-smi prints it: NVIDIA H100 80GB HBM3
+	// Minor is the number of the device node and the index on the node.
+	Minor         int
+	PCIBusID      string // as published: 0000:04:00.0
+	Serial        string // empty: unknown
+	DriverVersion string // as nvidia-smi prints it: 580.95.05
+	CUDAVersion   string // as nvidia-smi prints it: 13.0
+	// ComputeCapability may have two or three parts: 9.0 or 9.0.0.
+	ComputeCapability string
+	Brand             string
+	Architecture      string
+	// MIGMode is the mode while no partition exists. A GPU with a prepared
+	// partition shows as MIGEnabled whatever stands here.
+	MIGMode     MIGMode
+	MemoryBytes int64 // NVML total of the whole GPU
+	// PowerLimitWatts is the default power limit; 0: unknown, shown as N/A.
+	PowerLimitWatts int
+}
+
+// Partition describes a MIG device of a GPU.
+type Partition struct {
+	UUID              string
+	Profile           string // 3g.40gb, 1g.10gb+me
+	GPUInstanceID     int
+	ComputeInstanceID int
+	ProfileID         int // as nvidia-smi mig -lgip prints it: 9 for 3g.40gb of an H100
+	PlacementStart    int // first memory slice
+	PlacementSize     int // number of memory slices
+	MemoryBytes       int64
+	Multiprocessors   int
+	CopyEngines       int
+	Encoders          int
+	Decoders          int
+	JPEGEngines       int
+	OFAEngines        int
+}
+
+// Device is what one socket serves: a whole GPU, or one partition of it.
+type Device struct {
+	GPU       GPU
+	Partition *Partition // nil: the whole GPU
+}
+
+// UUID is the key of the device in the ledger.
+func (d Device) UUID() string {
+	if d.Partition != nil {
+		return d.Partition.UUID
+	}
+	return d.GPU.UUID
+}
+
+// MemoryBytes is what can be held of the device.
+func (d Device) MemoryBytes() int64 {
+	if d.Partition != nil {
+		return d.Partition.MemoryBytes
+	}
+	return d.GPU.MemoryBytes
+}
+
+// Snapshot is what a client sees at one moment. The position of a GPU is its
+// index, and the position of a partition its MIG device number, as the real tool
+// numbers what a container can see.
+type Snapshot struct {
+	GPUs []GPUStatus // sorted by minor, then UUID
+}
+
+// GPUStatus is a GPU in a snapshot.
+type GPUStatus struct {
+	GPU // MIGMode is the current mode
+	// Whole says that the GPU itself is visible, not only partitions of it.
+	// Only then are MemoryUsed, Utilization and Processes known.
+	Whole       bool
+	MemoryUsed  int64 // held on the GPU and on all its partitions
+	Utilization int   // percent
+	Processes   []Process
+	Partitions  []PartitionStatus // sorted by GPU instance, compute instance, UUID
+}
+
+// PartitionStatus is a partition in a snapshot.
+type PartitionStatus struct {
+	Partition
+	MemoryUsed int64
+	Processes  []Process
+}
+
+// Process is a holder of memory.
+type Process struct {
+	PID    int
+	Name   string
+	Memory int64
+}
+
+// Devices lists what can be held: each GPU that is visible as a whole and each
+// visible partition, in the order of the snapshot.
+func (s Snapshot) Devices() []Device {
+	var devices []Device
+	for _, g := range s.GPUs {
+		if g.Whole {
+			devices = append(devices, Device{GPU: g.GPU})
+		}
+		for _, p := range g.Partitions {
+			devices = append(devices, Device{GPU: g.GPU, Partition: &p.Partition})
+		}
+	}
+	return devices
+}
+
+// OutOfMemoryError is the refusal of a Hold that does not fit.
+type OutOfMemoryError struct {
+	DeviceUUID string
+	Requested  int64
+	Free       int64
+	Total      int64
+}
+
+func (e *OutOfMemoryError) Error() string {
+	return fmt.Sprintf("out of memory on %s: %d MiB requested, %d MiB of %d MiB free",
+		e.DeviceUUID, e.Requested/MiB, e.Free/MiB, e.Total/MiB)
+}
