@@ -1,0 +1,103 @@
+# simgpu: everything a developer runs. `make help` lists the targets.
+#
+# On a fresh Debian machine with Go and root, `make demo` and `make test` need nothing else: what they use they build
+# from Go modules or install from Debian packages, once.
+
+SHELL := /usr/bin/env bash -euo pipefail
+
+# One set of build flags for every module: packages compiled for one are found in the build cache by all others.
+export GOFLAGS := -trimpath -buildvcs=false
+export CGO_ENABLED ?= 0
+
+VERSION := $(shell sed -n 's/^appVersion: *"\{0,1\}\([^"]*\)"\{0,1\}$$/\1/p' deployments/helm/simgpu/Chart.yaml)
+BIN     := bin
+DEMO    ?= two-llamas
+# auto: kind where a Docker engine and kind answer, else the embedded local cluster
+CLUSTER ?= auto
+
+LDFLAGS := -s -w
+TOOL    := go tool -modfile=$(CURDIR)/.ci/tools/go.mod
+
+.DEFAULT_GOAL := help
+
+##@ The two commands
+
+.PHONY: demo
+demo: $(BIN)/simgpu-cluster ## Run a demo on a real cluster and leave it up (DEMO=two-llamas, CLUSTER=auto|kind|local)
+	@demo/run.sh up $(DEMO) $(CLUSTER)
+
+.PHONY: test
+test: ## Run everything: vet, lint, unit tests with the race detector, cluster tests; ends with a summary
+	@.ci/test
+
+##@ Demo and local cluster
+
+.PHONY: demo-down
+demo-down: $(BIN)/simgpu-cluster ## Remove everything that `make demo` made
+	@demo/run.sh down $(DEMO) $(CLUSTER)
+
+.PHONY: cluster-up cluster-down
+cluster-up: $(BIN)/simgpu-cluster ## Start an empty local cluster (ARGS="--nodes 3" and more, see bin/simgpu-cluster up --help)
+	@$(BIN)/simgpu-cluster up $(ARGS)
+cluster-down: $(BIN)/simgpu-cluster ## Stop the local cluster and remove every trace of it
+	@$(BIN)/simgpu-cluster down $(ARGS)
+
+##@ Build
+
+.PHONY: build
+build: ## Build all programs into bin/
+	go build -ldflags "$(LDFLAGS)" -o $(BIN)/ ./cmd/...
+	go build -C e2e -ldflags "$(LDFLAGS)" -o ../$(BIN)/simgpu-cluster ./cmd/simgpu-cluster
+
+.PHONY: $(BIN)/simgpu-cluster
+$(BIN)/simgpu-cluster:
+	@go build -C e2e -ldflags "$(LDFLAGS)" -o ../$(BIN)/simgpu-cluster ./cmd/simgpu-cluster
+
+.PHONY: images
+images: $(BIN)/simgpu-cluster ## Build the container images as archives in bin/images, without Docker
+	$(BIN)/simgpu-cluster build-image --output $(BIN)/images
+
+.PHONY: docker-images
+docker-images: ## Build the same container images with Docker
+	docker build --target simgpu -t simgpu/simgpu:$(VERSION) .
+	docker build --target vllm-sim -t simgpu/vllm-sim:$(VERSION) .
+
+.PHONY: generate
+generate: ## Regenerate the device API's Go code from its .proto file
+	go generate ./...
+
+##@ Checks, each a part of `make test`
+
+.PHONY: fmt
+fmt: ## Format all Go code
+	gofmt -w $$(git ls-files '*.go')
+
+.PHONY: vet
+vet: ## go vet over all modules
+	go vet ./...
+	cd e2e && go vet ./...
+
+.PHONY: lint
+lint: ## golangci-lint over all modules, with .golangci.yml
+	$(TOOL) golangci-lint run ./...
+	cd e2e && $(TOOL) golangci-lint run --config ../.golangci.yml ./...
+
+.PHONY: unit
+unit: ## Unit tests with the race detector
+	CGO_ENABLED=1 go test -race ./...
+
+.PHONY: e2e
+e2e: ## Cluster tests on a real local cluster (RUN=regexp picks some, RETAIN=1 leaves the cluster up)
+	cd e2e && go test -count=1 -timeout 60m $(if $(RUN),-run '$(RUN)') -v ./...
+
+.PHONY: clean
+clean: ## Remove what was built in the tree (the build cache outside it stays)
+	rm -rf $(BIN)
+
+##@ Help
+
+.PHONY: help
+help: ## List the targets
+	@awk 'BEGIN { FS = ":.*## " } \
+	  /^##@/ { printf "\n%s\n", substr($$0, 5) } \
+	  /^[a-zA-Z0-9_\/ -]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))

@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# make demo, make demo-down: a cluster, the chart, a demo's manifests, and the demo's own show.sh.
+#
+#   demo/run.sh up|down DEMO [auto|kind|local]
+#
+# The kinds of cluster differ in the functions <kind>_up, <kind>_load and <kind>_down below and in nothing else.
+# Every command that a user could type is shown before it runs.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+root=$PWD
+
+usage() { echo "usage: demo/run.sh up|down DEMO [auto|kind|local]; demos: $(cd demo && printf '%s ' */ | tr -d /)" >&2; exit 2; }
+[ $# -ge 2 ] || usage
+action=$1 demo=$2 kind=${3:-auto}
+[ -f "demo/$demo/show.sh" ] || { echo "there is no demo named '$demo'" >&2; usage; }
+
+name=simgpu                                      # of the cluster, the namespace and the Helm release
+version=$(sed -n 's/^appVersion: *"\{0,1\}\([^"]*\)"\{0,1\}$/\1/p' deployments/helm/simgpu/Chart.yaml)
+images=$root/bin/images
+cluster=$root/bin/simgpu-cluster
+
+say() { printf '\n\033[1m# %s\033[0m\n' "$*"; }
+run() { printf '\033[2m$ %s\033[0m\n' "$*"; "$@"; }
+export -f say run
+
+has_docker() { command -v docker > /dev/null && docker info > /dev/null 2>&1; }
+
+pick() {
+  case $kind in
+    auto) if has_docker && command -v kind > /dev/null; then kind=kind; else kind=local; fi ;;
+    local) ;;
+    kind)
+      command -v kind > /dev/null || { echo "CLUSTER=kind needs the kind command in the PATH; CLUSTER=local needs nothing" >&2; exit 1; }
+      has_docker || { echo "CLUSTER=kind needs a Docker engine, and 'docker info' finds none; CLUSTER=local needs nothing" >&2; exit 1; } ;;
+    *) usage ;;
+  esac
+}
+
+local_up() {
+  run "$cluster" up --name $name
+  eval "$("$cluster" env --name $name)"
+}
+local_load() { run "$cluster" load-image --name $name "$@"; }
+local_down() { run "$cluster" down --name $name; }
+local_again='eval "$(bin/simgpu-cluster env --name simgpu)"'
+
+kind_up() {
+  for tool in kubectl helm; do
+    command -v $tool > /dev/null || { echo "CLUSTER=kind needs $tool in the PATH; CLUSTER=local brings its own" >&2; exit 1; }
+  done
+  kind get clusters 2> /dev/null | grep -qx $name ||
+    run kind create cluster --name $name --config "${KIND_CONFIG:-deployments/kind/cluster.yaml}" --wait 120s
+  KUBECONFIG=$(mktemp) && export KUBECONFIG
+  kind get kubeconfig --name $name > "$KUBECONFIG"
+}
+kind_load() { for archive; do run kind load image-archive --name $name "$archive"; done; }
+kind_down() { run kind delete cluster --name $name; }
+kind_again="kind export kubeconfig --name $name"
+
+up() {
+  say "a Kubernetes cluster ($kind)"
+  "${kind}_up"
+
+  say "the images: simgpu, and the model server that stands in for vllm/vllm-openai"
+  run "$cluster" build-image --output "$images"
+  "${kind}_load" "$images"/simgpu.tar "$images"/vllm-sim.tar
+
+  say "the driver: every node now has a GPU"
+  run helm upgrade --install $name deployments/helm/simgpu --namespace $name --create-namespace --wait --timeout 3m
+  run kubectl get resourceslices
+
+  say "the demo: $demo"
+  # shellcheck disable=SC1090 # the demo's own script
+  DRIVER_NAMESPACE=$name source "demo/$demo/show.sh"
+
+  again=${kind}_again
+  say "the cluster stays up. Go on with:"
+  printf '  %s\n' "${!again}" "${next[@]}" "make demo-down      # removes everything"
+}
+
+pick
+case $action in
+  up) up ;;
+  down) "${kind}_down" ;;
+  *) usage ;;
+esac
