@@ -3,24 +3,182 @@ package deviceapi
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/simgpu/simgpu/deviceapi/v1alpha1"
 )
 
-// ErrNoDevices is returned by Discover where no device is visible.
-var ErrNoDevices = errors.New("no devices")
+var (
+	// ErrNoDevices is returned by Discover where no device is visible.
+	ErrNoDevices = errors.New("no devices")
+	// ErrUnreachable is in the error of a call that the node driver did not
+	// answer in time.
+	ErrUnreachable = errors.New("the node driver does not answer")
+)
 
-// Client speaks to every socket of a container.
-type Client struct{}
+// Pauses between two attempts to reach the driver. The longest is well below
+// DefaultGrace, so that a holder is back before new ones are served.
+const (
+	firstPause = 100 * time.Millisecond
+	lastPause  = time.Second
+)
+
+// maxSnapshotBytes is far above the node view with every limit exhausted.
+const maxSnapshotBytes = 32 << 20
+
+// Client speaks to every socket of a container. Safe for concurrent use.
+type Client struct {
+	logger  *slog.Logger
+	sockets []*socket // sorted by path
+
+	mu     sync.Mutex
+	leases map[*Lease]struct{}
+	lost   int // leases that wait for the driver to come back
+	closed bool
+}
+
+// socket is one connection.
+type socket struct {
+	path string
+	conn *grpc.ClientConn
+	api  v1alpha1.DeviceClient
+}
 
 // Discover returns a client of every <dir>/*/device.sock; dir is DefaultDir unless
 // a person says otherwise. It fails with ErrNoDevices where there is none. It does
 // not wait for the driver. The logger (nil: none) is told once when the driver goes
 // away and once when it is back.
-func Discover(dir string, logger *slog.Logger) (*Client, error) { return nil, ErrNoDevices }
+func Discover(dir string, logger *slog.Logger) (*Client, error) {
+	if logger == nil {
+		logger = slog.New(slog.DiscardHandler)
+	}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir(dir) // sorted
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("look for devices: %w", err)
+	}
+	c := &Client{logger: logger, leases: map[*Lease]struct{}{}}
+	for _, entry := range entries {
+		path := filepath.Join(dir, entry.Name(), SocketName)
+		info, err := os.Stat(path)
+		if err != nil || info.Mode().Type() != fs.ModeSocket {
+			continue
+		}
+		s, err := dial(path)
+		if err != nil {
+			return nil, errors.Join(err, c.Close())
+		}
+		c.sockets = append(c.sockets, s)
+	}
+	if len(c.sockets) == 0 {
+		return nil, fmt.Errorf("%w: no %s in a folder of %s", ErrNoDevices, SocketName, dir)
+	}
+	return c, nil
+}
 
-// Snapshot merges what all sockets show.
+// dial prepares a connection; it is made by the first call.
+func dial(path string) (*socket, error) {
+	conn, err := grpc.NewClient("unix://"+path,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDisableServiceConfig(),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: firstPause, Multiplier: 1.6, Jitter: 0.2, MaxDelay: lastPause},
+			MinConnectTimeout: 5 * time.Second,
+		}),
+		// The driver may be restarting: calls wait for it until their context ends.
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true), grpc.MaxCallRecvMsgSize(maxSnapshotBytes)),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", path, err)
+	}
+	return &socket{path: path, conn: conn, api: v1alpha1.NewDeviceClient(conn)}, nil
+}
+
+// Snapshot merges what all sockets show. It waits for a driver that is restarting
+// until ctx ends, and then fails with ErrUnreachable.
 func (c *Client) Snapshot(ctx context.Context) (Snapshot, error) {
-	return Snapshot{}, errors.New("not implemented")
+	all, err := c.snapshots(ctx)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	return merge(all), nil
+}
+
+// snapshots asks every socket, in the order of c.sockets.
+func (c *Client) snapshots(ctx context.Context) ([]Snapshot, error) {
+	all := make([]Snapshot, len(c.sockets))
+	errs := make([]error, len(c.sockets))
+	var wait sync.WaitGroup
+	for i, s := range c.sockets {
+		wait.Go(func() {
+			response, err := s.api.Snapshot(ctx, &v1alpha1.SnapshotRequest{})
+			if err != nil {
+				errs[i] = callError(s, err)
+				return
+			}
+			all[i] = fromWire(response)
+		})
+	}
+	wait.Wait()
+	return all, errors.Join(errs...)
+}
+
+// callError says which socket failed and what that means.
+func callError(s *socket, err error) error {
+	switch status.Code(err) {
+	case codes.Unavailable, codes.DeadlineExceeded:
+		return fmt.Errorf("%w on %s: %s", ErrUnreachable, s.path, status.Convert(err).Message())
+	case codes.Canceled:
+		return fmt.Errorf("call on %s: %w", s.path, context.Canceled)
+	default:
+		return fmt.Errorf("call on %s: %w", s.path, err)
+	}
+}
+
+// merge puts several views together: a GPU or partition that shows in more than
+// one appears once.
+func merge(views []Snapshot) Snapshot {
+	var merged Snapshot
+	byUUID := map[string]int{}
+	for _, view := range views {
+		for _, g := range view.GPUs {
+			at, known := byUUID[g.UUID]
+			if !known {
+				byUUID[g.UUID] = len(merged.GPUs)
+				merged.GPUs = append(merged.GPUs, g)
+				continue
+			}
+			m := &merged.GPUs[at]
+			m.MIGMode = max(m.MIGMode, g.MIGMode)
+			if g.Whole && !m.Whole {
+				m.Whole, m.MemoryUsed, m.Utilization, m.Processes = true, g.MemoryUsed, g.Utilization, g.Processes
+			}
+			for _, p := range g.Partitions {
+				if !slices.ContainsFunc(m.Partitions, func(o PartitionStatus) bool { return o.UUID == p.UUID }) {
+					m.Partitions = append(m.Partitions, p)
+				}
+			}
+		}
+	}
+	merged.sort()
+	return merged
 }
 
 // HoldOptions is a request for device memory.
@@ -39,25 +197,129 @@ type HoldOptions struct {
 }
 
 // Hold takes a lease of memory and returns once it is granted. It waits while the
-// driver is unreachable, until ctx ends; ctx does not bound the lease itself. The
-// lease lasts until Lease.Close or the end of the process. Where the memory does
-// not fit the error is an *OutOfMemoryError.
+// driver is unreachable, until ctx ends, and then fails with ErrUnreachable; ctx
+// does not bound the lease itself. The lease lasts until Lease.Close, Client.Close
+// or the end of the process. Where the memory does not fit the error is an
+// *OutOfMemoryError.
 func (c *Client) Hold(ctx context.Context, opts HoldOptions) (*Lease, error) {
-	return nil, errors.New("not implemented")
+	if opts.MemoryBytes < 0 {
+		return nil, fmt.Errorf("hold %d bytes of device memory: must not be negative", opts.MemoryBytes)
+	}
+	if opts.Utilization < 0 || opts.Utilization > 100 {
+		return nil, fmt.Errorf("report a utilization of %d %%: must be from 0 to 100", opts.Utilization)
+	}
+	s, uuid, err := c.find(ctx, opts.Device)
+	if err != nil {
+		return nil, err
+	}
+	if opts.PID == 0 {
+		opts.PID = os.Getpid()
+	}
+	if opts.ProcessName == "" {
+		opts.ProcessName = executableName()
+	}
+	l := newLease(c, s, uuid, opts)
+	if err := c.add(l); err != nil {
+		return nil, err
+	}
+	if err := l.start(ctx); err != nil {
+		return nil, err
+	}
+	return l, nil
 }
 
-// Close ends all leases and connections of the client.
-func (c *Client) Close() error { return nil }
+// find returns the socket that shows the device, and the UUID of the device.
+func (c *Client) find(ctx context.Context, uuid string) (*socket, string, error) {
+	views, err := c.snapshots(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	if uuid == "" {
+		devices := merge(views).Devices()
+		if len(devices) != 1 {
+			return nil, "", fmt.Errorf("%d devices are visible, say which one to use: %s", len(devices), uuids(devices))
+		}
+		uuid = devices[0].UUID()
+	}
+	for i, view := range views {
+		if slices.ContainsFunc(view.Devices(), func(d Device) bool { return d.UUID() == uuid }) {
+			return c.sockets[i], uuid, nil
+		}
+	}
+	return nil, "", fmt.Errorf("device %s is not visible, these are: %s", uuid, uuids(merge(views).Devices()))
+}
 
-// Lease is held memory. It comes back by itself after a restart of the driver.
-type Lease struct{}
+func uuids(devices []Device) string {
+	if len(devices) == 0 {
+		return "none"
+	}
+	var names []string
+	for _, d := range devices {
+		names = append(names, d.UUID())
+	}
+	return strings.Join(names, ", ")
+}
 
-// DeviceUUID is the device the lease is on.
-func (l *Lease) DeviceUUID() string { return "" }
+func executableName() string {
+	if path, err := os.Executable(); err == nil {
+		return filepath.Base(path)
+	}
+	return filepath.Base(os.Args[0])
+}
 
-// SetUtilization reports a new utilization in percent.
-func (l *Lease) SetUtilization(percent int) {}
+// add registers a lease for Close.
+func (c *Client) add(l *Lease) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return errors.New("the device client is closed")
+	}
+	c.leases[l] = struct{}{}
+	return nil
+}
 
-// Close gives the memory back and waits until the driver knows it or is
-// unreachable. More than one call is fine.
-func (l *Lease) Close() error { return nil }
+func (c *Client) remove(l *Lease) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.leases, l)
+}
+
+// driverLost and driverBack log once per outage, however many leases notice.
+func (c *Client) driverLost(s *socket, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.lost++; c.lost == 1 {
+		c.logger.Warn("Lost the node driver, reconnecting", "socket", s.path, "err", err)
+	}
+}
+
+func (c *Client) driverBack() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.lost--; c.lost == 0 {
+		c.logger.Info("The node driver is back, memory is held again")
+	}
+}
+
+// Close ends all leases and connections of the client. More than one call is fine.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	c.closed = true
+	var leases []*Lease
+	for l := range c.leases {
+		leases = append(leases, l)
+	}
+	c.mu.Unlock()
+	var wait sync.WaitGroup
+	for _, l := range leases {
+		wait.Go(func() { _ = l.Close() }) // always nil
+	}
+	wait.Wait()
+	var errs []error
+	for _, s := range c.sockets {
+		if err := s.conn.Close(); err != nil && status.Code(err) != codes.Canceled {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}

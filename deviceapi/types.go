@@ -143,5 +143,26 @@ type OutOfMemoryError struct {
 
 func (e *OutOfMemoryError) Error() string {
 	return fmt.Sprintf("out of memory on %s: %d MiB requested, %d MiB of %d MiB free",
-		e.DeviceUUID, e.Requested/MiB, e.Free/MiB, e.Total/MiB)
+		e.DeviceUUID, (e.Requested+MiB-1)/MiB, e.Free/MiB, e.Total/MiB)
+}
+
+// CUDAMessage words the refusal as CUDA programs do; ordinal is the position of
+// the device in Snapshot.Devices.
+func (e *OutOfMemoryError) CUDAMessage(ordinal int) string {
+	return fmt.Sprintf("CUDA out of memory. Tried to allocate %s. GPU %d has a total capacity of %s of which %s is free.",
+		binarySize(e.Requested), ordinal, binarySize(e.Total), binarySize(e.Free))
+}
+
+// binarySize writes bytes with two decimals in the largest unit up to GiB.
+func binarySize(bytes int64) string {
+	switch {
+	case bytes >= 1<<30:
+		return fmt.Sprintf("%.2f GiB", float64(bytes)/(1<<30))
+	case bytes >= 1<<20:
+		return fmt.Sprintf("%.2f MiB", float64(bytes)/(1<<20))
+	case bytes >= 1<<10:
+		return fmt.Sprintf("%.2f KiB", float64(bytes)/(1<<10))
+	default:
+		return fmt.Sprintf("%d bytes", bytes)
+	}
 }

@@ -1,0 +1,309 @@
+package deviceapi
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"sync"
+)
+
+// errTooManyLeases refuses a lease beyond maxLeases of one socket.
+var errTooManyLeases = errors.New("too many leases on this socket")
+
+// ledger knows which devices are served and who holds how much memory of them. It
+// is keyed by device UUID, not by socket: two claims that show the same device (a
+// shared device, admin access) draw on the same memory.
+type ledger struct {
+	mu       sync.Mutex
+	gpus     map[string]GPU      // the node's GPUs, by UUID
+	accounts map[string]*account // open devices, by UUID
+}
+
+// account is one open device.
+type account struct {
+	device  Device
+	sockets int // number of folders that show it
+	holds   map[holdKey]*hold
+}
+
+// holdKey names a lease. The socket is part of it, so that no client can name, and
+// so take over, the lease of another claim.
+type holdKey struct {
+	dir     string
+	leaseID string
+}
+
+// hold is one granted lease.
+type hold struct {
+	Process
+	key         holdKey
+	utilization int
+	// replaced is closed when a newer stream took the lease over.
+	replaced chan struct{}
+}
+
+func newLedger() *ledger {
+	return &ledger{gpus: map[string]GPU{}, accounts: map[string]*account{}}
+}
+
+// setGPUs replaces the list of the node's GPUs.
+func (l *ledger) setGPUs(gpus []GPU) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	clear(l.gpus)
+	for _, g := range gpus {
+		l.gpus[g.UUID] = g
+	}
+}
+
+// open adds a socket to the account of d.
+func (l *ledger) open(d Device) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.accounts[d.UUID()]
+	if a == nil {
+		a = &account{holds: map[holdKey]*hold{}}
+		l.accounts[d.UUID()] = a
+	}
+	a.device = d
+	a.sockets++
+}
+
+// update replaces the description of an open device.
+func (l *ledger) update(d Device) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if a := l.accounts[d.UUID()]; a != nil {
+		a.device = d
+	}
+}
+
+// close removes a socket from the account of the device and everything held
+// through it.
+func (l *ledger) close(uuid, dir string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.accounts[uuid]
+	if a == nil {
+		return
+	}
+	for key := range a.holds {
+		if key.dir == dir {
+			delete(a.holds, key)
+		}
+	}
+	if a.sockets--; a.sockets <= 0 {
+		delete(l.accounts, uuid)
+	}
+}
+
+// acquire grants h on the device, or fails with an OutOfMemoryError or
+// errTooManyLeases. A lease with the same key is replaced in one step, so that a
+// re-hold never competes with itself.
+func (l *ledger) acquire(uuid string, h *hold) (free, total int64, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.accounts[uuid]
+	if a == nil {
+		return 0, 0, fmt.Errorf("device %s is not prepared", uuid)
+	}
+	old := a.holds[h.key]
+	total = a.device.MemoryBytes()
+	free = max(total-l.used(a), 0)
+	if old != nil {
+		free += old.Memory
+	} else if a.leases(h.key.dir) >= maxLeases {
+		return 0, 0, errTooManyLeases
+	}
+	if h.Memory > free {
+		return 0, 0, &OutOfMemoryError{DeviceUUID: uuid, Requested: h.Memory, Free: free, Total: total}
+	}
+	if old != nil {
+		close(old.replaced)
+	}
+	a.holds[h.key] = h
+	return free - h.Memory, total, nil
+}
+
+// release gives h back, unless a newer stream took the lease over.
+func (l *ledger) release(uuid string, h *hold) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if a := l.accounts[uuid]; a != nil && a.holds[h.key] == h {
+		delete(a.holds, h.key)
+	}
+}
+
+// setUtilization records what the holder reports.
+func (l *ledger) setUtilization(h *hold, percent int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h.utilization = percent
+}
+
+// leases counts the leases held through one socket.
+func (a *account) leases(dir string) int {
+	n := 0
+	for key := range a.holds {
+		if key.dir == dir {
+			n++
+		}
+	}
+	return n
+}
+
+// held is what is held on the account itself.
+func (a *account) held() int64 {
+	var sum int64
+	for _, h := range a.holds {
+		sum += h.Memory
+	}
+	return sum
+}
+
+// used is what cannot be granted any more: for a partition what is held on it, for
+// a whole GPU what is held on it and on its partitions.
+func (l *ledger) used(a *account) int64 {
+	if a.device.Partition != nil {
+		return a.held()
+	}
+	return l.usedOnGPU(a.device.GPU.UUID)
+}
+
+func (l *ledger) usedOnGPU(uuid string) int64 {
+	var sum int64
+	for _, a := range l.accounts {
+		if a.device.GPU.UUID == uuid {
+			sum += a.held()
+		}
+	}
+	return sum
+}
+
+// utilization of a whole GPU in percent.
+func (a *account) utilization() int {
+	sum := 0
+	for _, h := range a.holds {
+		sum += h.utilization
+	}
+	return min(sum, 100)
+}
+
+// migMode is the current mode of a GPU: a prepared partition means that it is on.
+func (l *ledger) migMode(g GPU) MIGMode {
+	for _, a := range l.accounts {
+		if a.device.Partition != nil && a.device.GPU.UUID == g.UUID {
+			return MIGEnabled
+		}
+	}
+	return g.MIGMode
+}
+
+// device is the snapshot of one open device, as its own socket shows it.
+func (l *ledger) device(uuid string) Snapshot {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.accounts[uuid]
+	if a == nil {
+		return Snapshot{}
+	}
+	g := GPUStatus{GPU: a.device.GPU}
+	g.MIGMode = l.migMode(g.GPU)
+	if a.device.Partition != nil {
+		g.Partitions = []PartitionStatus{a.partition(ownPID)}
+	} else {
+		l.whole(&g, a, ownPID)
+	}
+	return Snapshot{GPUs: []GPUStatus{g}}
+}
+
+// node is the snapshot of the whole node.
+func (l *ledger) node() Snapshot {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	byUUID := map[string]*GPUStatus{}
+	show := func(g GPU) *GPUStatus {
+		status := byUUID[g.UUID]
+		if status == nil {
+			status = &GPUStatus{GPU: g}
+			status.MIGMode = l.migMode(g)
+			l.whole(status, l.accounts[g.UUID], hostPID)
+			byUUID[g.UUID] = status
+		}
+		return status
+	}
+	for _, g := range l.gpus {
+		show(g)
+	}
+	// A GPU that left the inventory while a claim uses it is still there.
+	for _, a := range l.accounts {
+		status := show(a.device.GPU)
+		if a.device.Partition != nil {
+			status.Partitions = append(status.Partitions, a.partition(hostPID))
+		}
+	}
+	var s Snapshot
+	for _, g := range byUUID {
+		s.GPUs = append(s.GPUs, *g)
+	}
+	s.sort()
+	return s
+}
+
+// whole fills in what is known where the GPU itself is visible; a is its account,
+// nil where no claim has the GPU.
+func (l *ledger) whole(g *GPUStatus, a *account, pid func(*hold) int) {
+	g.Whole = true
+	g.MemoryUsed = l.usedOnGPU(g.UUID)
+	if a != nil {
+		g.Utilization = a.utilization()
+		g.Processes = a.processes(pid)
+	}
+}
+
+func (a *account) partition(pid func(*hold) int) PartitionStatus {
+	return PartitionStatus{Partition: *a.device.Partition, MemoryUsed: a.held(), Processes: a.processes(pid)}
+}
+
+func (a *account) processes(pid func(*hold) int) []Process {
+	var processes []Process
+	for _, h := range a.holds {
+		processes = append(processes, Process{PID: pid(h), Name: h.Name, Memory: h.Memory})
+	}
+	sortProcesses(processes)
+	return processes
+}
+
+// ownPID is the pid as the holder sees it.
+func ownPID(h *hold) int { return h.PID }
+
+// hostPID makes up a pid for the node view, which cannot know the real one: the
+// driver shares no pid namespace with the holders. It is stable for a lease and in
+// the range of the kernel's default maximum on 64-bit machines.
+func hostPID(h *hold) int {
+	const first, last = 10_000, 4_194_303
+	sum := fnv.New32a()
+	fmt.Fprintf(sum, "%s\x00%s", h.key.dir, h.key.leaseID)
+	return first + int(sum.Sum32()%(last-first+1))
+}
+
+// sort puts a snapshot into its documented order.
+func (s *Snapshot) sort() {
+	slices.SortFunc(s.GPUs, func(a, b GPUStatus) int {
+		return cmp.Or(cmp.Compare(a.Minor, b.Minor), cmp.Compare(a.UUID, b.UUID))
+	})
+	for i := range s.GPUs {
+		slices.SortFunc(s.GPUs[i].Partitions, func(a, b PartitionStatus) int {
+			return cmp.Or(cmp.Compare(a.GPUInstanceID, b.GPUInstanceID),
+				cmp.Compare(a.ComputeInstanceID, b.ComputeInstanceID), cmp.Compare(a.UUID, b.UUID))
+		})
+	}
+}
+
+func sortProcesses(processes []Process) {
+	slices.SortFunc(processes, func(a, b Process) int {
+		return cmp.Or(cmp.Compare(a.PID, b.PID), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Memory, b.Memory))
+	})
+}
