@@ -1,0 +1,255 @@
+package profiles
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Model is one GPU model: what the whole GPU is and how it can be partitioned. Strings are "" and
+// numbers 0 where the figure is not sourced.
+type Model struct {
+	// ID names the model in an inventory, e.g. h100-sxm5-80gb.
+	ID     string
+	Vendor *Vendor
+	// Confidence says how far the figures can be trusted: high, good, partial or names-only.
+	Confidence string
+	Sources    []string
+
+	ProductName       string // as nvidia-smi -L prints it
+	Brand             string
+	Architecture      string
+	ComputeCapability string // semantic version, e.g. 9.0.0
+	PCIVendorID       string // e.g. 0x10de
+	PCIDeviceID       string // e.g. 0x2330
+	PCISubsystemID    string // e.g. 0x16c110de
+	AddressingMode    string
+	MemoryMiB         int64 // total that the vendor's device library reports, before partitioning
+	MemoryReservedMiB int64 // of that, what the device library reports as reserved
+	Multiprocessors   int64
+
+	// Partitioning is nil for a model that cannot be partitioned.
+	Partitioning *Partitioning
+	// DefaultDriverVersion is the newest version with sourced figures that was seen on real hardware.
+	DefaultDriverVersion string
+
+	ranges []driverRange // newest first; empty for a model that cannot be partitioned
+}
+
+// Partitioning says how the hardware of a model divides.
+type Partitioning struct {
+	MemorySlices int // units that placements count in
+	MaxInstances int // partitions that can exist at once
+	// Exclusive is true where a GPU that offers partitions does not offer itself as a whole (Ampere).
+	Exclusive bool
+
+	instanceIDs map[int]map[int]int // placement size -> start -> id; nil where not sourced
+}
+
+// driverRange is the profiles as the driver versions of one range see them.
+type driverRange struct {
+	from, through string // both inclusive; "" is open
+	profiles      []*Profile
+	absent        []string // figures nobody sourced, e.g. "memory of 7g.80gb"
+}
+
+func (r driverRange) contains(version string) bool {
+	return (r.from == "" || compareVersions(version, r.from) >= 0) &&
+		(r.through == "" || compareVersions(version, r.through) <= 0)
+}
+
+func (r driverRange) String() string {
+	switch {
+	case r.from == "" && r.through == "":
+		return "any"
+	case r.from == "":
+		return "through " + r.through
+	case r.through == "":
+		return "from " + r.from
+	case r.from == r.through:
+		return r.from
+	}
+	return r.from + " through " + r.through
+}
+
+// Table is a model as one driver version sees it.
+type Table struct {
+	Model         *Model
+	DriverVersion string // as nvidia-smi prints it, e.g. 580.95.05
+	CUDAVersion   string // as nvidia-smi prints it, e.g. 13.0
+
+	profiles []*Profile
+	absent   []string
+}
+
+// Table returns the figures for one driver version, the model's default version when it is "". It
+// fails, saying what is sourced, for a version or a whole-GPU figure that nobody sourced.
+func (m *Model) Table(driverVersion string) (*Table, error) {
+	if driverVersion == "" {
+		driverVersion = m.DefaultDriverVersion
+	}
+	if !dotted.MatchString(driverVersion) || !strings.Contains(driverVersion, ".") {
+		return nil, fmt.Errorf("driver version %q of model %s is not a version like %s", driverVersion, m.ID, m.DefaultDriverVersion)
+	}
+	var absent []string
+	if m.ProductName == "" {
+		absent = append(absent, "product name")
+	}
+	if m.MemoryMiB == 0 {
+		absent = append(absent, "memory")
+	}
+	if len(absent) > 0 {
+		return nil, fmt.Errorf("model %s cannot be simulated, nobody sourced its %s", m.ID, strings.Join(absent, " and its "))
+	}
+	cuda, err := m.Vendor.cudaVersion(driverVersion)
+	if err != nil {
+		return nil, err
+	}
+	table := &Table{Model: m, DriverVersion: driverVersion, CUDAVersion: cuda}
+	if m.Partitioning == nil {
+		return table, nil
+	}
+	var sourced []string
+	for _, r := range m.ranges {
+		if r.contains(driverVersion) {
+			table.profiles, table.absent = r.profiles, r.absent
+			return table, nil
+		}
+		sourced = append(sourced, r.String())
+	}
+	return nil, fmt.Errorf("no figures of model %s are sourced for driver version %s; sourced: %s (default %s)",
+		m.ID, driverVersion, strings.Join(sourced, "; "), m.DefaultDriverVersion)
+}
+
+// Profiles returns the partition profiles in the order of the catalogue file. It fails for a model that
+// cannot be partitioned, and for figures nobody sourced, naming them.
+func (t *Table) Profiles() ([]*Profile, error) {
+	if t.Model.Partitioning == nil {
+		return nil, fmt.Errorf("model %s cannot be partitioned", t.Model.ID)
+	}
+	if len(t.absent) > 0 {
+		return nil, fmt.Errorf("model %s cannot be partitioned with driver version %s, nobody sourced: %s",
+			t.Model.ID, t.DriverVersion, strings.Join(t.absent, ", "))
+	}
+	return slices.Clone(t.profiles), nil
+}
+
+// Partitions returns every partition the GPU can be divided into: profiles in the order of the
+// catalogue file, each at all its placements in ascending order. It fails as Profiles does.
+func (t *Table) Partitions() ([]*Partition, error) {
+	profiles, err := t.Profiles()
+	if err != nil {
+		return nil, err
+	}
+	var partitions []*Partition
+	for _, profile := range profiles {
+		for _, start := range profile.Starts {
+			partitions = append(partitions, &Partition{
+				Profile:    profile,
+				Start:      start,
+				InstanceID: t.Model.Partitioning.instanceIDs[profile.Size][start],
+			})
+		}
+	}
+	return partitions, nil
+}
+
+// Partitionable returns the figures that partitions share: of each the largest that any profile has.
+// It may be less than the whole GPU has. It fails as Profiles does.
+func (t *Table) Partitionable() (Figures, error) {
+	profiles, err := t.Profiles()
+	if err != nil {
+		return Figures{}, err
+	}
+	var largest Figures
+	for _, profile := range profiles {
+		for _, figure := range AllFigures() {
+			*largest.at(figure) = max(largest.Get(figure), profile.Figures.Get(figure))
+		}
+	}
+	return largest, nil
+}
+
+// Figure is a countable resource of a partition.
+type Figure string
+
+const (
+	Multiprocessors Figure = "multiprocessors"
+	CopyEngines     Figure = "copyEngines"
+	Decoders        Figure = "decoders"
+	Encoders        Figure = "encoders"
+	JPEGEngines     Figure = "jpegEngines"
+	OFAEngines      Figure = "ofaEngines"
+	Memory          Figure = "memory" // MiB
+)
+
+// AllFigures returns the countable resources in the order they are listed in everywhere.
+func AllFigures() []Figure {
+	return []Figure{Multiprocessors, CopyEngines, Decoders, Encoders, JPEGEngines, OFAEngines, Memory}
+}
+
+// Figures are the countable resources of a partition, or what all partitions of a GPU share.
+type Figures struct {
+	Multiprocessors int64
+	CopyEngines     int64
+	Decoders        int64
+	Encoders        int64
+	JPEGEngines     int64
+	OFAEngines      int64
+	MemoryMiB       int64
+}
+
+// Get returns one figure.
+func (f Figures) Get(figure Figure) int64 {
+	return *f.at(figure)
+}
+
+func (f *Figures) at(figure Figure) *int64 {
+	switch figure {
+	case Multiprocessors:
+		return &f.Multiprocessors
+	case CopyEngines:
+		return &f.CopyEngines
+	case Decoders:
+		return &f.Decoders
+	case Encoders:
+		return &f.Encoders
+	case JPEGEngines:
+		return &f.JPEGEngines
+	case OFAEngines:
+		return &f.OFAEngines
+	case Memory:
+		return &f.MemoryMiB
+	}
+	panic("profiles: unknown figure " + string(figure))
+}
+
+// Profile is one kind of partition.
+type Profile struct {
+	Name         string // e.g. 1g.10gb+me
+	ID           int    // as nvidia-smi mig -lgip shows it
+	Slices       int    // compute slices
+	MaxInstances int    // of this profile on an otherwise empty GPU
+	Figures      Figures
+	Size         int   // memory slices of one placement
+	Starts       []int // first memory slice of each placement, ascending
+	// ComputeInstances lists the ways to divide the compute slices, smallest first.
+	ComputeInstances []ComputeInstanceProfile
+}
+
+// ComputeInstanceProfile is one way to divide the compute slices of a partition.
+type ComputeInstanceProfile struct {
+	ID           int `json:"id"`
+	Slices       int `json:"slices"`
+	MaxInstances int `json:"maxInstances"`
+}
+
+// Partition is one profile at one placement.
+type Partition struct {
+	Profile *Profile
+	Start   int // first memory slice
+	// InstanceID is the id that the device library gives the GPU instance at this placement.
+	InstanceID int
+	// ComputeInstanceID is that of the one compute instance, which takes all of the GPU instance.
+	ComputeInstanceID int
+}
