@@ -3,6 +3,7 @@ package chart
 import (
 	"encoding/json"
 	"maps"
+	"os"
 	"reflect"
 	"regexp"
 	"slices"
@@ -299,6 +300,33 @@ func TestDeviceClassesSelectByType(t *testing.T) {
 	}
 }
 
+// The vendor's words are data of the catalogue; the chart has to spell them the same way.
+func TestDeviceClassesAreThoseOfTheCatalogue(t *testing.T) {
+	text, err := os.ReadFile("../../profiles/catalogue/nvidia/vendor.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var vendor struct {
+		DriverName    string `json:"driverName"`
+		DeviceClasses []struct{ Name, Selector string }
+	}
+	if err := yaml.Unmarshal(text, &vendor); err != nil {
+		t.Fatal(err)
+	}
+	got, want := map[string]string{}, map[string]string{}
+	for _, class := range vendor.DeviceClasses {
+		want[class.Name] = strings.ReplaceAll(class.Selector, "{driver}", vendor.DriverName)
+	}
+	for _, object := range render(t, "") {
+		if class, ok := object.(*resourceapi.DeviceClass); ok {
+			got[class.Name] = class.Spec.Selectors[0].CEL.Expression
+		}
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("DeviceClasses:\ngot  %v\nwant %v", got, want)
+	}
+}
+
 // matches evaluates a class as the scheduler does.
 func matches(t *testing.T, class *resourceapi.DeviceClass, driver, kind string) bool {
 	t.Helper()
@@ -421,7 +449,7 @@ func TestOpenShift(t *testing.T) {
 	}
 }
 
-// options has a value other than the default for every key of values.yaml, and what is then seen in the objects.
+// optionCases has a value other than the default for every key of values.yaml, and what is then seen in the objects.
 var optionCases = map[string]struct {
 	values string
 	seen   func(t *testing.T, rendered objects) any
@@ -454,9 +482,9 @@ var optionCases = map[string]struct {
 	"cdiDir": {"cdiDir: /c", func(t *testing.T, r objects) any {
 		return slices.Contains(container(t, r).Args, "--cdi-dir=/c")
 	}, true},
-	"inventory.rules": {"inventory: {rules: []}", func(t *testing.T, r objects) any {
+	"inventory.rules": {"inventory: {rules: [{gpus: []}]}", func(t *testing.T, r objects) any {
 		return get[*corev1.ConfigMap](t, r, "simgpu-inventory").Data["inventory.yaml"]
-	}, "apiVersion: simgpu.dev/v1alpha1\nkind: NodeInventory\nrules: []\n"},
+	}, "apiVersion: simgpu.dev/v1alpha1\nkind: NodeInventory\nrules:\n- gpus: []\n"},
 	"forceBesideRealGPU": {"forceBesideRealGPU: true", func(t *testing.T, r objects) any {
 		return slices.Contains(container(t, r).Args, "--force-beside-real-gpu=true")
 	}, true},
@@ -556,6 +584,10 @@ func TestBadValuesAreRefused(t *testing.T) {
 		"kubelet root ends in /":      {"kubeletRoot: /var/lib/kubelet/", []string{"/kubeletRoot", "does not match pattern"}},
 		"kubelet root climbs":         {"kubeletRoot: /var/lib/../kubelet", []string{"/kubeletRoot", "does not match pattern"}},
 		"no inventory":                {"inventory: {rules: null}", []string{"/inventory", "missing property 'rules'"}},
+		"inventory without rules":     {"inventory: {rules: []}", []string{"/inventory/rules", "minItems"}},
+		"malformed PCIe root":         {"inventory: {rules: [{gpus: [{model: h100-sxm5-80gb, pcieRoot: \"0000:40\"}]}]}", []string{"/inventory/rules/0/gpus/0/pcieRoot"}},
+		"unreachable rule":            {"inventory: {rules: [{gpus: []}, {nodeNames: [a], gpus: []}]}", []string{"inventory.rules[1] is never reached: inventory.rules[0] has neither", "Put that rule last"}},
+		"rules of one name":           {"inventory: {rules: [{name: a, nodeNames: [a], gpus: []}, {name: a, gpus: []}]}", []string{"inventory.rules[0] and inventory.rules[1] have the same name \"a\"", "Rename one"}},
 		"rule without GPUs":           {"inventory: {rules: [{name: a}]}", []string{"/inventory/rules/0", "missing property 'gpus'"}},
 		"GPUs without a model":        {"inventory: {rules: [{gpus: [{count: 1}]}]}", []string{"/inventory/rules/0/gpus/0", "missing property 'model'"}},
 		"negative count":              {"inventory: {rules: [{gpus: [{model: h100-sxm5-80gb, count: -1}]}]}", []string{"/inventory/rules/0/gpus/0/count", "got -1, want 1"}},
