@@ -1,5 +1,7 @@
 // Package chart tests the Helm chart deployments/helm/simgpu without a cluster: what it renders, what it refuses,
 // and that its texts agree with its values. Whether it installs is for the cluster tests to show.
+//
+// Go's test cache does not notice changes of files outside of this module, the chart's among them: use -count=1.
 package chart
 
 import (
