@@ -164,7 +164,7 @@ func TestLeaseSurvivesServerRestart(t *testing.T) {
 	}
 
 	// Even one who asks first and for everything must find the old holders back.
-	after := startServer(t, 5*time.Second)
+	after := startServer(t, DefaultGrace)
 	open(t, after, dir, d)
 	_, err := discover(t, root, nil).Hold(bounded(t), HoldOptions{MemoryBytes: 40448 * MiB})
 	wantOutOfMemory(t, err, OutOfMemoryError{DeviceUUID: d.UUID(), Requested: 40448 * MiB, Free: 25448 * MiB, Total: 40448 * MiB})

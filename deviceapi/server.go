@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/net/netutil"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
@@ -55,10 +54,11 @@ type Server struct {
 
 // endpoint is one served socket.
 type endpoint struct {
-	dir    string
-	uuid   string // of the device; empty: the node view
-	server *grpc.Server
-	done   chan struct{} // closed when serving has ended
+	dir      string
+	uuid     string // of the device; empty: the node view
+	listener *listener
+	server   *grpc.Server
+	done     chan struct{} // closed when serving has ended
 }
 
 // NewServer returns a server without any socket.
@@ -169,11 +169,11 @@ func (s *Server) serve(dir, uuid string, mode os.FileMode) error {
 	if s.stopped {
 		return errors.New("the server is stopped")
 	}
-	listener, servedBefore, err := listen(dir, mode)
+	socket, servedBefore, err := listen(dir, mode)
 	if err != nil {
 		return err
 	}
-	e := &endpoint{dir: dir, uuid: uuid, done: make(chan struct{})}
+	e := &endpoint{dir: dir, uuid: uuid, listener: newListener(socket), done: make(chan struct{})}
 	limit := &limiter{rate.NewLimiter(callsPerSecond, callsBurst)}
 	e.server = grpc.NewServer(
 		grpc.MaxRecvMsgSize(maxMessageBytes),
@@ -199,9 +199,9 @@ func (s *Server) serve(dir, uuid string, mode os.FileMode) error {
 	s.endpoints[dir] = e
 	go func() {
 		defer close(e.done)
-		// ErrServerStopped: closed again before serving began.
-		err := e.server.Serve(netutil.LimitListener(listener, maxConnections))
-		if err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		// Both errors: closed by end, before or after serving began.
+		err := e.server.Serve(e.listener)
+		if err != nil && !errors.Is(err, grpc.ErrServerStopped) && !errors.Is(err, net.ErrClosed) {
 			s.logger.Error("Device socket failed", "dir", dir, "device", uuid, "err", err)
 		}
 	}()
@@ -211,6 +211,7 @@ func (s *Server) serve(dir, uuid string, mode os.FileMode) error {
 // end stops an endpoint and waits until its clients are gone. The folder and the
 // socket file stay. The caller holds the lock.
 func (s *Server) end(e *endpoint) {
+	e.listener.cutOff()
 	e.server.Stop()
 	<-e.done
 	delete(s.endpoints, e.dir)
@@ -236,7 +237,7 @@ func (e *endpoint) reachable() bool {
 // The socket is made beside dir and moved into place: it never shows with the wrong
 // mode, it replaces an old one in one step, and nothing inside dir, which a
 // container may be able to write to, is followed or changed by name.
-func listen(dir string, mode os.FileMode) (listener net.Listener, servedBefore bool, err error) {
+func listen(dir string, mode os.FileMode) (socket net.Listener, servedBefore bool, err error) {
 	path := filepath.Join(dir, SocketName)
 	if len(path) > maxSocketPath {
 		return nil, false, fmt.Errorf("socket path %s has %d bytes, a unix socket allows %d: use a shorter plugin directory",

@@ -1,0 +1,151 @@
+// Package smi writes snapshots of devices in the layouts of the real nvidia-smi:
+// the default table, the list, the CSV queries and the list of GPU instances. It
+// is pure: the same snapshot and time give the same text. Fetching snapshots,
+// arguments and exit codes belong to cmd/nvidia-smi.
+//
+// The layouts are those of drivers 550 to 570, and of 580 and later where that
+// differs, read off public captures of real hardware. Values that only a physical
+// device has (temperature, power) are stable functions of the UUID and the
+// reported utilization.
+package smi
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/simgpu/simgpu/deviceapi"
+)
+
+// ErrNoDevices means that there is nothing to show: no device is visible, or none
+// that was selected. The text is that of the real tool.
+var ErrNoDevices = errors.New("No devices were found") //nolint:staticcheck // the real tool's text
+
+// ErrNoMIGDevices means that no visible GPU works through partitions.
+var ErrNoMIGDevices = errors.New("No MIG-enabled devices found.") //nolint:staticcheck // the real tool's text
+
+// ErrNoInstances means that no partition is visible.
+var ErrNoInstances = errors.New("No GPU instances found: Not Found") //nolint:staticcheck // the real tool's text
+
+// Report is a snapshot about to be written.
+type Report struct {
+	gpus  []gpu
+	total int // GPUs in the snapshot, selected or not
+	now   time.Time
+}
+
+// gpu is a GPU with its index, which a selection does not change.
+type gpu struct {
+	deviceapi.GPUStatus
+	index int
+}
+
+// NewReport takes a snapshot. It fails with ErrNoDevices where that is empty.
+func NewReport(s deviceapi.Snapshot, now time.Time) (*Report, error) {
+	if len(s.GPUs) == 0 {
+		return nil, ErrNoDevices
+	}
+	r := &Report{total: len(s.GPUs), now: now}
+	for i, g := range s.GPUs {
+		r.gpus = append(r.gpus, gpu{GPUStatus: g, index: i})
+	}
+	return r, nil
+}
+
+// Select returns a report of the GPUs that ids names: a comma-separated list of
+// indexes, UUIDs, serial numbers or PCI bus ids. It fails with ErrNoDevices where
+// one of them is none.
+func (r *Report) Select(ids string) (*Report, error) {
+	wanted := make(map[int]bool)
+	for id := range strings.SplitSeq(ids, ",") {
+		found := false
+		for _, g := range r.gpus {
+			if g.is(strings.TrimSpace(id)) {
+				wanted[g.index] = true
+				found = true
+			}
+		}
+		if !found {
+			return nil, ErrNoDevices
+		}
+	}
+	selected := &Report{total: r.total, now: r.now}
+	for _, g := range r.gpus {
+		if wanted[g.index] {
+			selected.gpus = append(selected.gpus, g)
+		}
+	}
+	return selected, nil
+}
+
+func (g gpu) is(id string) bool {
+	if id == "" {
+		return false
+	}
+	return id == strconv.Itoa(g.index) || strings.EqualFold(id, g.UUID) || id == g.Serial ||
+		strings.EqualFold(busID(id), busID(g.PCIBusID))
+}
+
+// busID writes a PCI address as the real tool does: eight digits of domain, upper
+// case. Text that is none comes back unchanged.
+func busID(address string) string {
+	domain, rest, ok := strings.Cut(address, ":")
+	if !ok || len(domain) > 8 || strings.Count(rest, ":") != 1 {
+		return address
+	}
+	return strings.Repeat("0", 8-len(domain)) + strings.ToUpper(domain+":"+rest)
+}
+
+// List writes one line for each GPU and partition: nvidia-smi -L.
+func (r *Report) List() string {
+	var b strings.Builder
+	for _, g := range r.gpus {
+		fmt.Fprintf(&b, "GPU %d: %s (UUID: %s)\n", g.index, g.ProductName, g.UUID)
+		for i, p := range g.Partitions {
+			fmt.Fprintf(&b, "  MIG %-10s  Device %2d: (UUID: %s)\n", p.Profile, i, p.UUID)
+		}
+	}
+	return b.String()
+}
+
+// Version writes the versions of the tool and the driver: nvidia-smi --version.
+func (r *Report) Version() string {
+	driver := r.gpus[0].DriverVersion
+	library := driver
+	if parts := strings.SplitN(driver, ".", 3); len(parts) == 3 {
+		library = parts[0] + "." + parts[1]
+	}
+	return fmt.Sprintf("NVIDIA-SMI version  : %s\nNVML version        : %s\nDRIVER version      : %s\nCUDA Version        : %s\n",
+		driver, library, driver, r.gpus[0].CUDAVersion)
+}
+
+// Instances writes a table of the visible GPU instances: nvidia-smi mig -lgi. It
+// fails with ErrNoMIGDevices or ErrNoInstances where there is none.
+func (r *Report) Instances() (string, error) {
+	const rule = "+---------------------------------------------------------+\n"
+	var b strings.Builder
+	b.WriteString(rule)
+	b.WriteString("| GPU instances:                                          |\n" +
+		"| GPU   Name               Profile  Instance   Placement  |\n" +
+		"|                            ID       ID       Start:Size |\n" +
+		"|=========================================================|\n")
+	enabled, instances := false, 0
+	for _, g := range r.gpus {
+		enabled = enabled || g.MIGMode == deviceapi.MIGEnabled
+		for _, p := range g.Partitions {
+			instances++
+			fmt.Fprintf(&b, "|%4d  MIG %-17s%3d%9d%11d:%-6d|\n",
+				g.index, p.Profile, p.ProfileID, p.GPUInstanceID, p.PlacementStart, p.PlacementSize)
+			b.WriteString(rule)
+		}
+	}
+	switch {
+	case !enabled:
+		return "", ErrNoMIGDevices
+	case instances == 0:
+		return "", ErrNoInstances
+	}
+	return b.String(), nil
+}
