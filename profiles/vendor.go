@@ -54,7 +54,7 @@ type ClaimConfig struct {
 type Fact string
 
 const (
-	UUID              Fact = "uuid"       // of the whole GPU
+	UUID              Fact = "uuid"       // of the device itself
 	ParentUUID        Fact = "parentUUID" // of the GPU that a partition belongs to
 	ProfileName       Fact = "profile"
 	ProductName       Fact = "productName"

@@ -1,12 +1,19 @@
-// Package inventory is the NodeInventory file: which simulated GPUs a node has. It owns the format,
-// its strict decoding and the choice of the rule for a node. It does not know what a GPU publishes;
-// that is package hardware.
 package inventory
 
 import (
-	"errors"
+	"cmp"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
 
+	"github.com/simgpu/simgpu/internal/strictyaml"
 	"github.com/simgpu/simgpu/profiles"
+)
+
+const (
+	APIVersion = "simgpu.dev/v1alpha1"
+	Kind       = "NodeInventory"
 )
 
 // MIGMode says whether a GPU offers partitions.
@@ -17,18 +24,20 @@ const (
 	MIGDynamic MIGMode = "dynamic"
 	// MIGDisabled offers the whole GPU only.
 	MIGDisabled MIGMode = "disabled"
+	// migStatic is a fixed layout of partitions. It is reserved.
+	migStatic MIGMode = "static"
 )
 
-// NodeInventory is a decoded, valid inventory.
+// NodeInventory is a decoded inventory without faults.
 type NodeInventory struct {
 	Rules []Rule
 }
 
 // Rule gives GPUs to the nodes it selects.
 type Rule struct {
-	Name       string            // optional
-	NodeNames  []string          // names, "*" matches any run of characters; empty: any name
-	NodeLabels map[string]string // all must be present; empty: any labels
+	Name       string            // "" if it has none
+	NodeNames  []string          // patterns, any of which matches; empty: any name
+	NodeLabels map[string]string // all must be on the node
 	GPUs       []GPUGroup
 }
 
@@ -40,19 +49,242 @@ type GPUGroup struct {
 	NUMANode      *int   // nil: the GPUs report none
 	PCIeRoot      string // e.g. pci0000:40, shared by the group; "": each GPU has its own
 	DriverVersion string // "": the model's default
-	Seed          string // changes UUIDs and serials
+	Seed          string
 }
 
-// Decode reads an inventory for the built-in catalogue. Its error lists every fault of the file,
-// each with its field path and, where there is a choice, the known values.
-func Decode(data []byte) (*NodeInventory, error) { return nil, errors.New("not built yet") }
+// file is the document as people write it.
+type file struct {
+	APIVersion string       `json:"apiVersion"`
+	Kind       string       `json:"kind"`
+	Rules      []ruleFormat `json:"rules"`
+}
+
+type ruleFormat struct {
+	Name       string            `json:"name"`
+	NodeNames  []string          `json:"nodeNames"`
+	NodeLabels map[string]string `json:"nodeLabels"`
+	GPUs       []groupFormat     `json:"gpus"`
+}
+
+type groupFormat struct {
+	Model         string  `json:"model"`
+	Count         *int    `json:"count"`
+	MIGMode       MIGMode `json:"migMode"`
+	NUMANode      *int    `json:"numaNode"`
+	PCIeRoot      string  `json:"pcieRoot"`
+	DriverVersion string  `json:"driverVersion"`
+	Seed          string  `json:"seed"`
+}
+
+// maxNUMANode is the last node of a kernel built for 1024 of them, the most that Linux allows.
+const maxNUMANode = 1023
+
+var pcieRoot = regexp.MustCompile(`^pci[0-9a-f]{4}:[0-9a-f]{2}$`)
+
+// Decode reads an inventory that uses the built-in catalogue. Its error lists every fault of the
+// file, each with its field path and, where there is a choice, the known values.
+func Decode(data []byte) (*NodeInventory, error) {
+	catalogue, err := profiles.Load()
+	if err != nil {
+		return nil, fmt.Errorf("load the built-in catalogue: %w", err)
+	}
+	return DecodeWith(catalogue, data)
+}
 
 // DecodeWith is Decode for another catalogue.
 func DecodeWith(catalogue *profiles.Catalogue, data []byte) (*NodeInventory, error) {
-	return nil, errors.New("not built yet")
+	var f file
+	faults := strictyaml.Decode(data, &f)
+	var inventory *NodeInventory
+	if !faults.At("") { // otherwise nothing was read
+		inventory = f.convert(catalogue, &faults)
+	}
+	if err := faults.Err("inventory"); err != nil {
+		return nil, err
+	}
+	return inventory, nil
 }
 
-// ForNode returns the GPUs of the first rule that selects the node, nil if none does.
+func (f *file) convert(catalogue *profiles.Catalogue, faults *strictyaml.Faults) *NodeInventory {
+	if f.APIVersion != APIVersion {
+		faults.Add("apiVersion", "%q is not supported; known: %s", f.APIVersion, APIVersion)
+	}
+	if f.Kind != Kind {
+		faults.Add("kind", "%q is not supported; known: %s", f.Kind, Kind)
+	}
+	if len(f.Rules) == 0 {
+		faults.Add("rules", "is required")
+	}
+	inventory := &NodeInventory{}
+	names := map[string]string{}
+	everyNode := "" // path of a rule that selects every node
+	for i := range f.Rules {
+		rule, path := &f.Rules[i], fmt.Sprintf("rules[%d]", i)
+		if rule.Name != "" {
+			if other, taken := names[rule.Name]; taken {
+				faults.Add(path+".name", "%q is already the name of %s", rule.Name, other)
+			} else {
+				names[rule.Name] = path
+			}
+		}
+		if everyNode != "" {
+			faults.Add(path, "is never reached: %s has neither nodeNames nor nodeLabels and so selects every node; put that rule last", everyNode)
+		}
+		if len(rule.NodeNames) == 0 && len(rule.NodeLabels) == 0 && !faultsBelow(*faults, path+".node") {
+			everyNode = cmp.Or(everyNode, path)
+		}
+		inventory.Rules = append(inventory.Rules, rule.convert(catalogue, path, faults))
+	}
+	return inventory
+}
+
+// faultsBelow is true when a fault was noted at a path that starts so.
+func faultsBelow(faults strictyaml.Faults, prefix string) bool {
+	return slices.ContainsFunc(faults, func(f strictyaml.Fault) bool { return strings.HasPrefix(f.Path, prefix) })
+}
+
+func (r *ruleFormat) convert(catalogue *profiles.Catalogue, path string, faults *strictyaml.Faults) Rule {
+	for i, name := range r.NodeNames {
+		if name == "" {
+			faults.Add(fmt.Sprintf("%s.nodeNames[%d]", path, i), `is empty; "*" is every name`)
+		}
+	}
+	if r.GPUs == nil {
+		faults.Add(path+".gpus", "is required; write [] for a node without GPUs")
+	}
+	rule := Rule{Name: r.Name, NodeNames: r.NodeNames, NodeLabels: r.NodeLabels}
+	total, vendors := 0, map[*profiles.Vendor]bool{}
+	for i := range r.GPUs {
+		groupPath := fmt.Sprintf("%s.gpus[%d]", path, i)
+		group, vendor := r.GPUs[i].convert(catalogue, groupPath, faults)
+		rule.GPUs = append(rule.GPUs, group)
+		if vendor == nil || group.Count <= 0 {
+			continue
+		}
+		vendors[vendor] = true
+		if len(vendors) > 1 {
+			faults.Add(groupPath+".model", "%q is of vendor %s; a node has the GPUs of one vendor only", group.Model, vendor.Name)
+		}
+		if total += min(group.Count, vendor.MaxGPUs+1); total > vendor.MaxGPUs {
+			faults.Add(groupPath+".count", "%d more GPUs are too many: a node can have %d", group.Count, vendor.MaxGPUs)
+		}
+	}
+	return rule
+}
+
+// convert returns no vendor where the model is unknown.
+func (g *groupFormat) convert(catalogue *profiles.Catalogue, path string, faults *strictyaml.Faults) (GPUGroup, *profiles.Vendor) {
+	group := GPUGroup{
+		Model:         g.Model,
+		Count:         1,
+		MIGMode:       g.MIGMode,
+		NUMANode:      new(int),
+		PCIeRoot:      g.PCIeRoot,
+		DriverVersion: g.DriverVersion,
+		Seed:          g.Seed,
+	}
+	if g.Count != nil {
+		group.Count = *g.Count
+	}
+	if group.Count < 0 {
+		faults.Add(path+".count", "%d is negative", group.Count)
+	}
+	if g.NUMANode != nil {
+		switch n := *g.NUMANode; {
+		case n == -1:
+			group.NUMANode = nil
+		case n < -1 || n > maxNUMANode:
+			faults.Add(path+".numaNode", "must be from 0 to %d, or -1 for none", maxNUMANode)
+		default:
+			*group.NUMANode = n
+		}
+	}
+	if g.PCIeRoot != "" && !pcieRoot.MatchString(g.PCIeRoot) {
+		faults.Add(path+".pcieRoot", "%q is not a PCIe root like pci0000:40", g.PCIeRoot)
+	}
+
+	var model *profiles.Model
+	if g.Model == "" {
+		faults.Add(path+".model", "is required; known models: %s", strings.Join(modelIDs(catalogue), ", "))
+	} else if known, err := catalogue.Model(g.Model); err != nil {
+		faults.Add(path+".model", "%v", err)
+	} else {
+		model = known
+	}
+	switch g.MIGMode {
+	case "":
+		group.MIGMode = MIGDisabled
+		if model != nil && model.Partitioning != nil {
+			group.MIGMode = MIGDynamic
+		}
+	case MIGDynamic, MIGDisabled:
+	case migStatic:
+		faults.Add(path+".migMode", "%q is reserved for a later release; known: %s, %s", migStatic, MIGDynamic, MIGDisabled)
+	default:
+		faults.Add(path+".migMode", "%q is unknown; known: %s, %s", g.MIGMode, MIGDynamic, MIGDisabled)
+	}
+	if model == nil {
+		return group, nil
+	}
+	if table, err := model.Table(g.DriverVersion); err != nil {
+		at := ".model"
+		if g.DriverVersion != "" {
+			at = ".driverVersion"
+		}
+		faults.Add(path+at, "%v", err)
+	} else if group.MIGMode == MIGDynamic {
+		if _, err := table.Profiles(); err != nil {
+			faults.Add(path+".migMode", "%v; use %s", err, MIGDisabled)
+		}
+	}
+	return group, model.Vendor
+}
+
+func modelIDs(catalogue *profiles.Catalogue) []string {
+	var ids []string
+	for _, model := range catalogue.Models() {
+		ids = append(ids, model.ID)
+	}
+	return ids
+}
+
+// ForNode returns the GPUs of the first rule that selects the node. A node that no rule selects has no
+// GPUs, which is no error.
 func (n *NodeInventory) ForNode(name string, labels map[string]string) ([]GPUGroup, error) {
-	return nil, errors.New("not built yet")
+	for i := range n.Rules {
+		if n.Rules[i].selects(name, labels) {
+			return slices.Clone(n.Rules[i].GPUs), nil
+		}
+	}
+	return nil, nil
+}
+
+func (r *Rule) selects(name string, labels map[string]string) bool {
+	for key, want := range r.NodeLabels {
+		if got, found := labels[key]; !found || got != want {
+			return false
+		}
+	}
+	return len(r.NodeNames) == 0 || slices.ContainsFunc(r.NodeNames, func(pattern string) bool { return matches(pattern, name) })
+}
+
+// matches compares a name with a pattern in which "*" stands for any run of characters.
+func matches(pattern, name string) bool {
+	parts := strings.Split(pattern, "*")
+	if len(parts) == 1 {
+		return pattern == name
+	}
+	first, last := parts[0], parts[len(parts)-1]
+	if len(name) < len(first)+len(last) || !strings.HasPrefix(name, first) || !strings.HasSuffix(name, last) {
+		return false
+	}
+	name = name[len(first) : len(name)-len(last)]
+	for _, part := range parts[1 : len(parts)-1] {
+		_, rest, found := strings.Cut(name, part)
+		if !found {
+			return false
+		}
+		name = rest
+	}
+	return true
 }
