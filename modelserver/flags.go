@@ -27,7 +27,7 @@ type flag struct {
 	set     func(a *Args, values []string) (bad string, ok bool)
 }
 
-// aliases are the other spellings vLLM takes.
+// lookupFlag finds a flag by its normalized name or by a short one.
 func lookupFlag(name string) (flag, bool) {
 	switch name {
 	case "-tp":

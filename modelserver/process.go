@@ -74,11 +74,3 @@ func (p *process) wait(reap bool) {
 
 // signal passes a signal on. A process that has just ended needs none.
 func (p *process) signal(sig os.Signal) { _ = p.handle.Signal(sig) }
-
-// exitCode is the status as a shell would show it.
-func exitCode(status syscall.WaitStatus) int {
-	if status.Signaled() {
-		return 128 + int(status.Signal())
-	}
-	return status.ExitStatus()
-}

@@ -71,11 +71,16 @@ const (
 // drains its requests for up to 30 seconds.
 const stopPatience = 40 * time.Second
 
-// ExitError is the end of the simulator with a code that becomes this program's.
-type ExitError struct{ Code int }
+// ExitError is the end of the simulator without being asked, or with a failure.
+type ExitError struct {
+	// Code is the exit code of this program.
+	Code int
+	// Status is what became of the simulator: exit code 7, signal killed.
+	Status string
+}
 
 func (e *ExitError) Error() string {
-	return fmt.Sprintf("the API server (%s) ended with exit code %d, see its log above", simulatorName, e.Code)
+	return fmt.Sprintf("the API server (%s) ended with %s, see its log above", simulatorName, e.Status)
 }
 
 // errStopped is a signal during the start.
@@ -272,8 +277,8 @@ func (s *server) load(ctx context.Context) error {
 		}
 	}
 	if len(s.plan.Devices) > 0 {
-		s.infof("Model loaded successfully: model loading took %s of each of %d device(s) and %.1f seconds",
-			gib(s.plan.WeightBytes), len(s.plan.Devices), s.opts.LoadDuration.Seconds())
+		s.infof("Model loaded successfully: model loading took %s per device and %.1f seconds",
+			gib(s.plan.WeightBytes), s.opts.LoadDuration.Seconds())
 		s.infof("Available KV cache memory: %s", gib(s.plan.KVCacheBytes))
 	}
 	if s.plan.KVCacheTokens > 0 {
@@ -334,14 +339,16 @@ func (s *server) exitError(status syscall.WaitStatus, known, stopping bool, fail
 		return failure
 	case !known:
 		return errors.New("the API server (" + simulatorName + ") is gone, and its exit code is not known")
-	case status.Exited() && status.ExitStatus() == 0 && !stopping:
+	case status.Signaled():
+		return &ExitError{Code: 128 + int(status.Signal()), Status: "signal " + status.Signal().String()}
+	case status.ExitStatus() != 0:
+		return &ExitError{Code: status.ExitStatus(), Status: fmt.Sprintf("exit code %d", status.ExitStatus())}
+	case !stopping:
 		// It reports a bad configuration or a port in use in its log, and exits with 0.
-		return &ExitError{Code: 1}
-	case status.Exited() && status.ExitStatus() == 0:
+		return &ExitError{Code: 1, Status: "exit code 0, though nobody asked it to end"}
+	default:
 		s.infof("Shutdown complete")
 		return nil
-	default:
-		return &ExitError{Code: exitCode(status)}
 	}
 }
 

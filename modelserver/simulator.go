@@ -32,6 +32,9 @@ func simulatorArgs(args Args, plan Plan, extra []string) []string {
 		"--model=" + args.Model,
 		// Without this it asks the hub for the tokenizer.
 		"--force-dummy-tokenizer",
+		// Warnings and errors: its account of a good start would push ours out of
+		// `kubectl logs --tail=20`.
+		"--v=1",
 		"--port=" + strconv.Itoa(args.Port),
 		"--max-model-len=" + strconv.Itoa(plan.MaxModelLen),
 		"--max-num-seqs=" + strconv.Itoa(args.MaxNumSeqs),

@@ -9,7 +9,7 @@ import (
 )
 
 func TestSimulatorArgs(t *testing.T) {
-	common := []string{"--force-dummy-tokenizer", "--port=8000", "--max-model-len=4096", "--max-num-seqs=256", "--block-size=16"}
+	common := []string{"--force-dummy-tokenizer", "--v=1", "--port=8000", "--max-model-len=4096", "--max-num-seqs=256", "--block-size=16"}
 	firstToken := []string{"--time-to-first-token=100ms", "--time-to-first-token-std-dev=20ms"}
 	otherTokens := []string{"--inter-token-latency=12ms", "--inter-token-latency-std-dev=2ms", "--time-factor-under-load=2.0"}
 

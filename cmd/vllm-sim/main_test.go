@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -62,7 +63,7 @@ func TestMain(m *testing.M) {
 		startAs(asOrphan, strconv.Itoa(os.Getpid()))
 	case asOrphan:
 		for strconv.Itoa(os.Getppid()) == os.Args[1] {
-			time.Sleep(time.Millisecond)
+			runtime.Gosched()
 		}
 		fmt.Println("orphan", os.Getpid())
 	default:
@@ -143,8 +144,8 @@ type container struct {
 // newContainer returns a container that sees the given devices.
 func newContainer(t *testing.T, devices ...deviceapi.Device) *container {
 	t.Helper()
-	// Not t.TempDir: the path of a socket has to be short.
-	dir, err := os.MkdirTemp("", "vllm")
+	// The path of a socket has to be short.
+	dir, err := os.MkdirTemp("", "vllm") //nolint:usetesting // t.TempDir names the test in its path
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,8 +234,13 @@ func (o *output) String() string {
 // waitFor waits for a condition that another process brings about.
 func (c *container) waitFor(what string, met func() bool) {
 	c.t.Helper()
-	for deadline := time.Now().Add(time.Minute); !met(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	vain := time.After(time.Minute)
+	for !met() {
+		select {
+		case <-tick.C:
+		case <-vain:
 			c.t.Fatalf("waited in vain for %s", what)
 		}
 	}
@@ -402,7 +408,7 @@ func TestSimulatorThatEndsByItself(t *testing.T) {
 		if code := c.exit(s); code != test.want {
 			t.Errorf("exit code %d after the simulator's %d, want %d", code, test.ends, test.want)
 		}
-		c.expect("standard error", s.stderr.String(), "API server", strconv.Itoa(test.want))
+		c.expect("standard error", s.stderr.String(), "API server", "exit code "+strconv.Itoa(test.ends))
 	}
 }
 
