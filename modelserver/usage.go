@@ -1,6 +1,7 @@
 package modelserver
 
 const usage = `usage: vllm serve MODEL [flags]
+       vllm chat --quick QUESTION [--url URL]
 
 Takes vLLM's command line, holds the memory of MODEL on the simulated devices of this
 container, and serves the OpenAI API with llm-d-inference-sim. Flags of vLLM that are

@@ -1,6 +1,6 @@
 // Command vllm-sim is the entry point of the image that stands in for
-// vllm/vllm-openai, where it is installed as vllm. Package modelserver says what it
-// does; this is its wiring to the process.
+// vllm/vllm-openai, where it is installed as vllm: `vllm serve` is package
+// modelserver, `vllm chat` package chat, and this is their wiring to the process.
 package main
 
 import (
@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/simgpu/simgpu/modelserver"
+	"github.com/simgpu/simgpu/modelserver/chat"
 )
 
 func main() {
@@ -19,6 +20,9 @@ func main() {
 }
 
 func run() error {
+	if len(os.Args) > 1 && os.Args[1] == "chat" {
+		return chat.Run(context.Background(), os.Args[2:], os.Stdout, os.Stderr)
+	}
 	opts, err := modelserver.OptionsFromEnv(os.LookupEnv)
 	if err != nil {
 		return err
@@ -45,7 +49,7 @@ func exitCode(err error) int {
 	var usage *modelserver.UsageError
 	var exit *modelserver.ExitError
 	switch {
-	case errors.As(err, &usage):
+	case errors.As(err, &usage), errors.Is(err, chat.ErrUsage):
 		return 2
 	case errors.As(err, &exit):
 		return exit.Code
