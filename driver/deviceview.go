@@ -1,0 +1,91 @@
+package driver
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/utils/ptr"
+
+	"github.com/simgpu/simgpu/deviceapi"
+	"github.com/simgpu/simgpu/driver/hardware"
+	"github.com/simgpu/simgpu/driver/inventory"
+)
+
+// socketID names the folder of a prepared device: unguessable for whoever does not know the claim's
+// UID, and short, because the path of a socket is.
+func socketID(claim types.UID, device string) string {
+	digest := sha256.Sum256([]byte(string(claim) + "/" + device))
+	return hex.EncodeToString(digest[:8])
+}
+
+const socketIDLength = 16
+
+// envSuffix is a device name as part of the name of an environment variable.
+func envSuffix(device string) string {
+	return strings.ToUpper(strings.ReplaceAll(device, "-", "_"))
+}
+
+// metadataOf is what containers can read about a device: all that is published, and its UUID, which
+// for a partition exists only once it is prepared.
+func metadataOf(device *hardware.Device) *kubeletplugin.DeviceMetadata {
+	attributes := map[string]resourceapi.DeviceAttribute{"uuid": {StringValue: ptr.To(device.UUID)}}
+	for name, value := range device.Published.Attributes {
+		attributes[string(name)] = value
+	}
+	return &kubeletplugin.DeviceMetadata{Attributes: attributes}
+}
+
+// servedDevice is a device as the device API describes it.
+func servedDevice(device *hardware.Device) deviceapi.Device {
+	served := deviceapi.Device{GPU: servedGPU(device.GPU)}
+	if device.Partition == nil {
+		return served
+	}
+	profile := device.Partition.Profile
+	served.Partition = &deviceapi.Partition{
+		UUID:              device.UUID,
+		Profile:           profile.Name,
+		GPUInstanceID:     device.Instance.GPUInstanceID,
+		ComputeInstanceID: device.Instance.ComputeInstanceID,
+		ProfileID:         profile.ID,
+		PlacementStart:    device.Partition.Start,
+		PlacementSize:     profile.Size,
+		MemoryBytes:       device.MemoryMiB * deviceapi.MiB,
+		Multiprocessors:   int(profile.Figures.Multiprocessors),
+		CopyEngines:       int(profile.Figures.CopyEngines),
+		Encoders:          int(profile.Figures.Encoders),
+		Decoders:          int(profile.Figures.Decoders),
+		JPEGEngines:       int(profile.Figures.JPEGEngines),
+		OFAEngines:        int(profile.Figures.OFAEngines),
+	}
+	return served
+}
+
+func servedGPU(gpu *hardware.GPU) deviceapi.GPU {
+	mode := deviceapi.MIGUnsupported
+	if partitioning := gpu.Model.Partitioning; partitioning != nil {
+		mode = deviceapi.MIGDisabled
+		// Where a GPU that offers partitions does not offer itself, it is always in MIG mode.
+		if gpu.MIGMode != inventory.MIGDisabled && partitioning.Exclusive {
+			mode = deviceapi.MIGEnabled
+		}
+	}
+	return deviceapi.GPU{
+		UUID:              gpu.UUID,
+		ProductName:       gpu.Model.ProductName,
+		Minor:             gpu.Index,
+		PCIBusID:          gpu.PCIBusID,
+		Serial:            gpu.Serial,
+		DriverVersion:     gpu.DriverVersion,
+		CUDAVersion:       gpu.CUDAVersion,
+		ComputeCapability: gpu.Model.ComputeCapability,
+		Brand:             gpu.Model.Brand,
+		Architecture:      gpu.Model.Architecture,
+		MIGMode:           mode,
+		MemoryBytes:       gpu.Model.MemoryMiB * deviceapi.MiB,
+	}
+}

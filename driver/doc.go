@@ -1,0 +1,62 @@
+// Package driver is the node driver: it publishes the simulated GPUs of one node as ResourceSlices and
+// prepares the claims that are allocated from them. It owns the order of things: what is on disk when,
+// who holds which device, what is published when. What a GPU is, how a checkpoint, a CDI spec or a
+// device socket looks like is the business of the packages below it.
+//
+// # Files
+//
+// In <kubelet plugins folder>/<driver name>, which must have the same path on the host and in the
+// driver's container:
+//
+//	checkpoint/           one file per prepared claim (package checkpoint)
+//	dev/<id>/device.sock  one socket per prepared device, its folder mounted into containers
+//	node/device.sock      the view of the whole node
+//	tools/<hash>/         programs mounted into containers (package tools)
+//	dra-device-metadata/  device metadata for containers, kept by the kubeletplugin helper
+//	dra.sock, lock        the service socket; the lock that keeps a second driver out
+//
+// In the CDI folder: k8s.<driver>-claim_<uid>.yaml per prepared claim (package cdi), and the helper's
+// specs for device metadata.
+//
+// # Life of a claim
+//
+// Prepare writes the intent, opens the sockets, writes the CDI spec and writes the completion, in this
+// order, and unprepare goes back the same way. Whatever moment a crash hits, the next start finds
+// either a completed claim, whose spec and sockets it renews, or an intent, which it undoes. A claim
+// whose checkpoint cannot be read is rebuilt from the API; until then its devices are not given out.
+// At the start and every few minutes claims that are gone from the API are released, and specs, sockets
+// and metadata of no claim are removed.
+//
+// A device, or a partition that overlaps with it, is given to one claim at a time, unless the access
+// is administrative. Before a conflict is reported the driver asks the API whether the claim that has
+// the device still exists.
+//
+// # Inventory
+//
+// The inventory file and the node's labels are watched, and changes are applied at once. A GPU that the
+// inventory changed or dropped stays as it was while a claim uses it: its devices in use are published
+// with a taint, its other devices are withdrawn, and the change follows with the release of the last
+// claim. An inventory with a fault changes nothing. If there is no good one yet, nothing is published,
+// and the driver stays up to unprepare claims.
+//
+// # Publishing
+//
+// The layout follows the version of the API server. Before partitions are published the driver asks
+// the API server, in a dry run, whether it keeps the counters that tell partitions apart; where it
+// drops them, partitions are withdrawn and whole GPUs stay. Ready means that the kubelet has registered
+// the driver and that the slices have been seen in the API.
+//
+// # Permissions
+//
+//	resource.k8s.io resourceclaims  get
+//	resource.k8s.io resourceslices  get, list, watch, create, update, patch, delete
+//	nodes                           get, list, watch (always with the name of the own node)
+//	events                          create, patch (in the namespaces of claims, and in "default" for the node)
+//
+// # Stopping and updating
+//
+// On stop the driver finishes what it is doing, closes its sockets and leaves everything else: prepared
+// claims stay prepared, containers keep running and reach the next driver, and the ResourceSlices stay
+// until the kubelet removes them half a minute after the driver has gone. Two drivers of one name never
+// work at the same time on a node: the second waits for the first to end.
+package driver

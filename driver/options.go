@@ -1,0 +1,112 @@
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/simgpu/simgpu/profiles"
+)
+
+// Options says on which node, with which files and for which API server a driver works.
+type Options struct {
+	// NodeName is the name of the Node object. Required.
+	NodeName string
+	// DriverName is the DRA driver name; "" is the name of the catalogue's only vendor.
+	DriverName string
+	// InventoryFile is the path of the NodeInventory. Required.
+	InventoryFile string
+	// KubeletPluginsDir is the folder in which the driver makes its own.
+	KubeletPluginsDir string
+	// KubeletRegistrarDir is the folder that the kubelet watches for plugins. It must exist.
+	KubeletRegistrarDir string
+	// CDIDir is where the container runtime looks for CDI specs.
+	CDIDir string
+	// ToolsDir holds the programs named in Tools.
+	ToolsDir string
+	// Tools are the programs that containers find in /usr/bin.
+	Tools []string
+	// HTTPEndpoint serves /metrics, /healthz and /readyz; "" serves nothing, port 0 is any free port.
+	HTTPEndpoint string
+	// ForceBesideRealGPU starts the driver on a node where a driver of real GPUs is installed.
+	ForceBesideRealGPU bool
+	// Resync is how often claims, orphans and published slices are compared with the API.
+	Resync time.Duration
+
+	KubeClient kubernetes.Interface
+	Catalogue  *profiles.Catalogue
+	// HostRoot is prefixed to the paths under /proc and /dev that describe the node.
+	HostRoot string
+	// Waypoints, if set, is told about each step that prepare and unprepare have completed.
+	Waypoints Waypoints
+}
+
+// DefaultOptions returns the options of a node with the usual kubelet paths. What it leaves out is
+// required.
+func DefaultOptions() Options {
+	return Options{
+		KubeletPluginsDir:   "/var/lib/kubelet/plugins",
+		KubeletRegistrarDir: "/var/lib/kubelet/plugins_registry",
+		CDIDir:              "/var/run/cdi",
+		HTTPEndpoint:        ":8080",
+		Resync:              5 * time.Minute,
+		HostRoot:            "/",
+	}
+}
+
+// complete checks the options and fills in the driver name. It touches nothing.
+func (o *Options) complete() error {
+	var errs []error
+	if o.KubeClient == nil || o.Catalogue == nil {
+		errs = append(errs, errors.New("a Kubernetes client and a catalogue are required"))
+	}
+	for _, required := range []struct{ name, value string }{
+		{"the node name", o.NodeName},
+		{"the inventory file", o.InventoryFile},
+		{"the kubelet's plugins folder", o.KubeletPluginsDir},
+		{"the kubelet's registration folder", o.KubeletRegistrarDir},
+		{"the CDI folder", o.CDIDir},
+	} {
+		if required.value == "" {
+			errs = append(errs, fmt.Errorf("%s is required", required.name))
+		}
+	}
+	if o.Resync <= 0 {
+		errs = append(errs, fmt.Errorf("the resync period must be positive, not %v", o.Resync))
+	}
+	if o.DriverName == "" && o.Catalogue != nil {
+		vendors := o.Catalogue.Vendors()
+		if len(vendors) == 1 {
+			o.DriverName = vendors[0].DriverName
+		} else {
+			errs = append(errs, fmt.Errorf("the driver name is required: the catalogue has %d vendors", len(vendors)))
+		}
+	}
+	if problems := validation.IsDNS1123Subdomain(o.DriverName); o.DriverName != "" && len(problems) > 0 {
+		errs = append(errs, fmt.Errorf("driver name %q: %s", o.DriverName, strings.Join(problems, "; ")))
+	}
+	return errors.Join(errs...)
+}
+
+// paths are the folders of one driver.
+type paths struct {
+	plugin, checkpoint, dev, node, tools, metadata, lock string
+}
+
+func (o *Options) paths() paths {
+	plugin := filepath.Join(o.KubeletPluginsDir, o.DriverName)
+	return paths{
+		plugin:     plugin,
+		checkpoint: filepath.Join(plugin, "checkpoint"),
+		dev:        filepath.Join(plugin, "dev"),
+		node:       filepath.Join(plugin, "node"),
+		tools:      filepath.Join(plugin, "tools"),
+		metadata:   filepath.Join(plugin, "dra-device-metadata"),
+		lock:       filepath.Join(plugin, "lock"),
+	}
+}

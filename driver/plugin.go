@@ -1,0 +1,160 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/klog/v2"
+)
+
+var errStopping = errors.New("the driver is stopping")
+
+// plugin is what the kubelet talks to. Each claim of a batch succeeds or fails by itself.
+type plugin struct {
+	claims     *claims
+	reconciler *reconciler
+	publisher  *publisher
+	reporter   *reporter
+	metrics    *metrics
+	// fatal ends the driver.
+	fatal func(error)
+
+	mu       sync.Mutex
+	stopping bool
+	running  sync.WaitGroup
+}
+
+var _ kubeletplugin.DRAPlugin = &plugin{}
+
+// PrepareResourceClaims implements [kubeletplugin.DRAPlugin].
+func (p *plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	done, err := p.begin()
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	results := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
+	for _, claim := range claims {
+		start := time.Now()
+		devices, err := p.prepare(ctx, claim)
+		p.metrics.operation(opPrepare, start, err)
+		results[claim.UID] = kubeletplugin.PrepareResult{Devices: devices, Err: err}
+		logger := klog.LoggerWithValues(klog.FromContext(ctx), "claim", klog.KObj(claim), "claimUID", claim.UID)
+		if err != nil {
+			// The kubelet has the last word on this, but says it about the pod only.
+			logger.Error(err, "Claim not prepared")
+			p.reporter.claim(claim, corev1.EventTypeWarning, reasonPrepareFailed, "%v", err)
+		} else {
+			logger.V(2).Info("Claim prepared", "devices", deviceList(devices), "duration", time.Since(start))
+		}
+	}
+	return results, nil
+}
+
+// prepare prepares one claim. Where other claims are in the way it makes sure that they still exist.
+func (p *plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+	devices, err := p.claims.prepare(ctx, claim)
+	var conflict *conflictError
+	if !errors.As(err, &conflict) {
+		return devices, err
+	}
+	anyGone := false
+	for _, h := range conflict.holders {
+		if h.claim.UID == claim.UID || h.claim.Name == "" {
+			continue
+		}
+		gone, checkErr := p.reconciler.releaseIfGone(ctx, h.claim.UID, h.claim.NamespacedName)
+		if checkErr != nil {
+			return nil, errors.Join(err, fmt.Errorf("cannot tell whether claim %s still exists: %w", h.claim, checkErr))
+		}
+		anyGone = anyGone || gone
+	}
+	if !anyGone {
+		return nil, err
+	}
+	return p.claims.prepare(ctx, claim)
+}
+
+// UnprepareResourceClaims implements [kubeletplugin.DRAPlugin].
+func (p *plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+	done, err := p.begin()
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	results := make(map[types.UID]error, len(claims))
+	for _, claim := range claims {
+		start := time.Now()
+		err := p.claims.unprepare(ctx, claim.UID)
+		p.metrics.operation(opUnprepare, start, err)
+		results[claim.UID] = err
+		logger := klog.LoggerWithValues(klog.FromContext(ctx), "claim", claim.NamespacedName, "claimUID", claim.UID)
+		if err != nil {
+			logger.Error(err, "Claim not unprepared")
+		} else {
+			logger.V(2).Info("Claim unprepared", "duration", time.Since(start))
+		}
+	}
+	return results, nil
+}
+
+// HandleError implements [kubeletplugin.DRAPlugin].
+func (p *plugin) HandleError(ctx context.Context, err error, msg string) {
+	var dropped *resourceslice.DroppedFieldsError
+	switch {
+	case errors.As(err, &dropped):
+		p.publisher.fieldsDropped(ctx, dropped)
+	case errors.Is(err, kubeletplugin.ErrRecoverable):
+		p.publisher.failed(ctx, err, msg)
+	default:
+		p.fatal(fmt.Errorf("%s: %w", msg, err))
+	}
+}
+
+// WatchHealthStatus implements [kubeletplugin.DRAPlugin].
+func (p *plugin) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
+	return kubeletplugin.ErrHealthNotSupported
+}
+
+// begin registers an operation; the gRPC server does not wait for those it has started.
+func (p *plugin) begin() (done func(), err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.stopping {
+		return nil, errStopping
+	}
+	p.running.Add(1)
+	return p.running.Done, nil
+}
+
+// stop refuses new operations and waits for those that run, for no longer than a limit.
+func (p *plugin) stop(within time.Duration) {
+	p.mu.Lock()
+	p.stopping = true
+	p.mu.Unlock()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		p.running.Wait()
+	}()
+	select {
+	case <-done:
+	case <-time.After(within):
+	}
+}
+
+func deviceList(devices []kubeletplugin.Device) []string {
+	names := make([]string, len(devices))
+	for i, d := range devices {
+		names[i] = d.DeviceName
+	}
+	return names
+}

@@ -1,0 +1,130 @@
+package driver
+
+import (
+	"cmp"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"github.com/simgpu/simgpu/driver/hardware"
+	deviceslices "github.com/simgpu/simgpu/driver/slices"
+)
+
+// removedTaint is on devices that are in use but that the inventory no longer has.
+const removedTaint = "simgpu.dev/removed-from-inventory"
+
+// fleet is the devices of a node and what of them is in use.
+type fleet struct {
+	// stock is nil while there is no good inventory.
+	stock *stock
+	// inUse holds the names of devices that claims have.
+	inUse map[string]bool
+}
+
+// usageMatters is false where the same is published whatever is in use.
+func (f fleet) usageMatters(api apiLimits) bool {
+	return api.noPartitions || slices.ContainsFunc(f.stock.gpus, func(g stockGPU) bool { return g.retiring })
+}
+
+// apiLimits are features that the API server lacks.
+type apiLimits struct {
+	// noPartitions: it drops the counters that keep partitions of one GPU apart.
+	noPartitions bool
+	// noTaints: it drops device taints.
+	noTaints bool
+}
+
+// resourcesOf returns what a node publishes of its fleet.
+//
+// Where partitions cannot be kept apart there are none, and a GPU with a partition in use is not
+// offered as a whole either. Of a GPU that is on its way out only the devices in use are published,
+// tainted, or not at all where taints are dropped.
+func resourcesOf(nodeName, driverName string, f fleet, layout deviceslices.Layout, api apiLimits) (resourceslice.DriverResources, error) {
+	node := &hardware.Node{Name: nodeName, DriverName: driverName}
+	for _, gpu := range f.stock.gpus {
+		node.GPUs = append(node.GPUs, gpu.GPU)
+	}
+	slices.SortStableFunc(node.GPUs, func(a, b *hardware.GPU) int { return cmp.Compare(a.PCIBusID, b.PCIBusID) })
+	resources, err := deviceslices.Resources(node, layout)
+	if err != nil || !f.usageMatters(api) {
+		return resources, err
+	}
+
+	for name, pool := range resources.Pools {
+		for i := range pool.Slices {
+			pool.Slices[i].Devices = f.offered(pool.Slices[i].Devices, api)
+			if api.noPartitions {
+				pool.Slices[i].SharedCounters = nil
+			}
+		}
+		kept := slices.DeleteFunc(pool.Slices, func(s resourceslice.Slice) bool { return len(s.Devices)+len(s.SharedCounters) == 0 })
+		if len(kept) == 0 {
+			// A pool with an empty slice says that the driver is there and has nothing.
+			kept = []resourceslice.Slice{{}}
+		}
+		pool.Slices = kept
+		resources.Pools[name] = pool
+	}
+	return resources, nil
+}
+
+func (f fleet) offered(devices []resourceapi.Device, api apiLimits) []resourceapi.Device {
+	var offered []resourceapi.Device
+	for _, device := range devices {
+		known := f.stock.device(device.Name)
+		device = *device.DeepCopy()
+		if f.stock.gpu(known.GPU.Index).retiring {
+			if !f.inUse[device.Name] || api.noTaints {
+				continue
+			}
+			device.Taints = append(device.Taints, resourceapi.DeviceTaint{Key: removedTaint, Effect: resourceapi.DeviceTaintEffectNoSchedule})
+		}
+		if api.noPartitions {
+			if known.Partition != nil || f.partitionInUse(known.GPU) {
+				continue
+			}
+			device.ConsumesCounters = nil
+		}
+		offered = append(offered, device)
+	}
+	return offered
+}
+
+func (f fleet) partitionInUse(gpu *hardware.GPU) bool {
+	return slices.ContainsFunc(gpu.Devices, func(d *hardware.Device) bool { return d.Partition != nil && f.inUse[d.Name] })
+}
+
+// countersOf returns the first slice that has a device with counters, nil if there is none.
+func countersOf(pool resourceslice.Pool) *resourceslice.Slice {
+	for i := range pool.Slices {
+		if slices.ContainsFunc(pool.Slices[i].Devices, func(d resourceapi.Device) bool { return len(d.ConsumesCounters) > 0 }) {
+			return &pool.Slices[i]
+		}
+	}
+	return nil
+}
+
+// stored is true if the slices in the API are the pool. The content of devices is not compared: what
+// the API server drops is reported by the helper.
+func stored(pool resourceslice.Pool, inAPI []resourceapi.ResourceSlice) bool {
+	if len(inAPI) != len(pool.Slices) {
+		return false
+	}
+	// Names begin with the index of the slice.
+	slices.SortFunc(inAPI, func(a, b resourceapi.ResourceSlice) int { return cmp.Compare(a.Name, b.Name) })
+	for i, slice := range inAPI {
+		same := slice.Spec.Pool.Generation == inAPI[0].Spec.Pool.Generation &&
+			slice.Spec.Pool.ResourceSliceCount == int64(len(pool.Slices)) &&
+			slices.EqualFunc(slice.Spec.Devices, pool.Slices[i].Devices, func(a, b resourceapi.Device) bool {
+				return a.Name == b.Name && len(a.Taints) == len(b.Taints)
+			}) &&
+			slices.EqualFunc(slice.Spec.SharedCounters, pool.Slices[i].SharedCounters, func(a, b resourceapi.CounterSet) bool {
+				return a.Name == b.Name
+			})
+		if !same {
+			return false
+		}
+	}
+	return true
+}

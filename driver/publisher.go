@@ -1,0 +1,366 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/version"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/klog/v2"
+
+	deviceslices "github.com/simgpu/simgpu/driver/slices"
+)
+
+const (
+	featurePartitions = "DRAPartitionableDevices"
+	featureTaints     = "DRADeviceTaints"
+
+	// seeWithin is how long slices may take to show up in the API before that counts as a failure.
+	seeWithin = 10 * time.Second
+)
+
+var errChangedMeanwhile = errors.New("there is something newer to publish")
+
+// publisher keeps the ResourceSlices of the node in step with its fleet, and knows whether they are
+// in the API.
+type publisher struct {
+	nodeName, driverName string
+	client               kubernetes.Interface
+	// publish hands slices over to whoever writes them: the kubeletplugin helper.
+	publish  func(context.Context, resourceslice.DriverResources) error
+	fleet    func() fleet
+	resync   time.Duration
+	reporter *reporter
+	metrics  *metrics
+
+	wake chan struct{}
+
+	mu sync.Mutex
+	// lacks are features that the API server lacks.
+	lacks apiLimits
+	// droppedBy is the version of an API server that dropped counters of slices it stored. Its answers to
+	// dry runs are not believed.
+	droppedBy string
+	version   *version.Info // of the API server, nil until it was asked
+	lastError string
+	visible   bool
+
+	// Used by run alone.
+	published *resourceslice.DriverResources
+	of        fleet
+	with      apiLimits
+}
+
+// newPublisher completes a publisher whose dependencies are set.
+func newPublisher(p *publisher) *publisher {
+	p.wake = make(chan struct{}, 1)
+	return p
+}
+
+// changed says that the fleet, or what of it is in use, has changed.
+func (p *publisher) changed() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// ready is nil once what should be published has been seen in the API.
+func (p *publisher) ready() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.visible:
+		return nil
+	case p.lastError != "":
+		return fmt.Errorf("ResourceSlices are not published: %s", p.lastError)
+	}
+	return errors.New("ResourceSlices are not published yet")
+}
+
+// run publishes until the context ends.
+func (p *publisher) run(ctx context.Context) {
+	const firstRetry = time.Second
+	backoff := func() wait.Backoff {
+		return wait.Backoff{Duration: firstRetry, Factor: 2, Jitter: 0.2, Steps: 100, Cap: time.Minute}
+	}
+	retry := backoff()
+	thorough := true
+	for {
+		next := wait.Jitter(p.resync, 0.2)
+		err := p.sync(ctx, thorough)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case errors.Is(err, errChangedMeanwhile):
+			thorough = false
+			continue
+		case err != nil:
+			p.failed(ctx, err, "Cannot publish ResourceSlices")
+			next = retry.Step()
+		default:
+			retry = backoff()
+		}
+		timer := time.NewTimer(next)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-p.wake:
+			thorough = err != nil
+		case <-timer.C:
+			thorough = true
+		}
+		timer.Stop()
+	}
+}
+
+// sync publishes what the node has now. A thorough one asks the API server again what it can, and
+// looks at its slices even if there is nothing new.
+func (p *publisher) sync(ctx context.Context, thorough bool) error {
+	f := p.fleet()
+	if f.stock == nil {
+		// An empty set of pools makes the helper remove what an earlier driver has published.
+		p.setVisible(false, 0)
+		return p.hand(ctx, &resourceslice.DriverResources{}, f, apiLimits{})
+	}
+	server, err := p.serverVersion(thorough)
+	if err != nil {
+		return err
+	}
+	layout, err := deviceslices.LayoutFor(server)
+	if err != nil {
+		return err
+	}
+
+	api := p.limits()
+	if !thorough && p.published != nil && f.stock == p.of.stock && api == p.with && !f.usageMatters(api) && p.ready() == nil {
+		return nil
+	}
+	if thorough || f.stock != p.of.stock {
+		if err := p.probe(ctx, f, layout); err != nil {
+			return err
+		}
+		api = p.limits()
+	}
+	resources, err := resourcesOf(p.nodeName, p.driverName, f, layout, api)
+	if err != nil {
+		return err
+	}
+	if err := p.hand(ctx, &resources, f, api); err != nil {
+		return err
+	}
+	return p.see(ctx, resources.Pools[p.nodeName])
+}
+
+func (p *publisher) serverVersion(fresh bool) (*version.Info, error) {
+	p.mu.Lock()
+	known := p.version
+	p.mu.Unlock()
+	if known != nil && !fresh {
+		return known, nil
+	}
+	// The layout follows the version, and the API server may have been updated.
+	current, err := p.client.Discovery().ServerVersion()
+	if err != nil {
+		return nil, fmt.Errorf("ask the API server for its version: %w", err)
+	}
+	p.mu.Lock()
+	p.version = current
+	p.mu.Unlock()
+	return current, nil
+}
+
+// hand gives the resources to the helper unless it has them.
+func (p *publisher) hand(ctx context.Context, resources *resourceslice.DriverResources, f fleet, api apiLimits) error {
+	if p.published != nil && equality.Semantic.DeepEqual(*p.published, *resources) {
+		p.of, p.with = f, api
+		return nil
+	}
+	p.setVisible(false, 0)
+	if err := p.publish(ctx, *resources); err != nil {
+		return err
+	}
+	p.published, p.of, p.with = resources, f, api
+	return nil
+}
+
+// probe finds out in a dry run whether the API server keeps counters. Without them, each partition
+// would look like a device of its own.
+func (p *publisher) probe(ctx context.Context, f fleet, layout deviceslices.Layout) error {
+	p.mu.Lock()
+	distrusted := p.droppedBy != "" && p.droppedBy == p.version.GitVersion
+	p.mu.Unlock()
+	if distrusted {
+		return nil
+	}
+	resources, err := resourcesOf(p.nodeName, p.driverName, f, layout, apiLimits{})
+	if err != nil {
+		return err
+	}
+	pool := resources.Pools[p.nodeName]
+	sample := countersOf(pool)
+	if sample == nil {
+		return nil
+	}
+	sent := &resourceapi.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "simgpu-dry-run-"},
+		Spec: resourceapi.ResourceSliceSpec{
+			Driver:         p.driverName,
+			NodeName:       &p.nodeName,
+			Pool:           resourceapi.ResourcePool{Name: p.nodeName, Generation: 1, ResourceSliceCount: int64(len(pool.Slices))},
+			Devices:        sample.Devices,
+			SharedCounters: sample.SharedCounters,
+		},
+	}
+	kept, err := p.client.ResourceV1().ResourceSlices().Create(ctx, sent, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	if err != nil {
+		if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) {
+			// Somebody on the way does not take dry runs, or the slices themselves are refused, which
+			// publishing them will report.
+			klog.FromContext(ctx).V(2).Info("The API server refused a dry run", "err", err)
+			return nil
+		}
+		return fmt.Errorf("ask the API server whether it keeps counters: %w", err)
+	}
+	keeps := slices.EqualFunc(sent.Spec.Devices, kept.Spec.Devices, func(a, b resourceapi.Device) bool {
+		return len(a.ConsumesCounters) == len(b.ConsumesCounters)
+	})
+	p.partitions(ctx, keeps)
+	return nil
+}
+
+// partitions notes whether partitions can be published, and tells people when that changes.
+func (p *publisher) partitions(ctx context.Context, possible bool) {
+	p.mu.Lock()
+	was := !p.lacks.noPartitions
+	p.lacks.noPartitions = !possible
+	p.mu.Unlock()
+	if was == possible {
+		return
+	}
+	logger := klog.FromContext(ctx)
+	if possible {
+		p.metrics.partitionsWithdrawn.Set(0)
+		logger.Info("The API server keeps counters now: partitions are published")
+		p.reporter.node(corev1.EventTypeNormal, reasonPartitionsPublished, "The API server keeps device counters now: partitions of GPUs are published again")
+		return
+	}
+	p.metrics.partitionsWithdrawn.Set(1)
+	logger.Error(nil, "The API server drops counters: partitions are withdrawn, whole GPUs stay", "featureGate", featurePartitions)
+	p.reporter.node(corev1.EventTypeWarning, reasonPartitionsWithdrawn,
+		"The API server drops the counters that keep partitions of a GPU apart: partitions are not published, whole GPUs are. Enable the feature gate %s in the API server and the scheduler to get partitions", featurePartitions)
+}
+
+// see waits until the slices are in the API.
+func (p *publisher) see(ctx context.Context, pool resourceslice.Pool) error {
+	deadline := time.Now().Add(seeWithin)
+	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
+		inAPI, err := p.list(ctx)
+		if err != nil {
+			return err
+		}
+		if stored(pool, inAPI) {
+			devices := 0
+			for _, slice := range inAPI {
+				devices += len(slice.Spec.Devices)
+			}
+			p.setVisible(true, devices)
+			return nil
+		}
+		p.setVisible(false, 0)
+		if time.Now().After(deadline) {
+			return errors.New("the API server does not show them as they should be")
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return ctx.Err()
+		case <-p.wake:
+			timer.Stop()
+			return errChangedMeanwhile
+		case <-timer.C:
+		}
+	}
+}
+
+// list returns the slices of the node's pool.
+func (p *publisher) list(ctx context.Context) ([]resourceapi.ResourceSlice, error) {
+	list, err := p.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: fields.Set{
+		resourceapi.ResourceSliceSelectorDriver:   p.driverName,
+		resourceapi.ResourceSliceSelectorNodeName: p.nodeName,
+	}.String()})
+	if err != nil {
+		return nil, fmt.Errorf("look for ResourceSlices in the API: %w", err)
+	}
+	return slices.DeleteFunc(list.Items, func(s resourceapi.ResourceSlice) bool {
+		return s.Spec.Driver != p.driverName || s.Spec.Pool.Name != p.nodeName
+	}), nil
+}
+
+// fieldsDropped is told by the helper that a slice was stored without some of its fields.
+func (p *publisher) fieldsDropped(ctx context.Context, dropped *resourceslice.DroppedFieldsError) {
+	p.metrics.publishErrors.Inc()
+	klog.FromContext(ctx).Error(dropped, "The API server dropped fields of a ResourceSlice")
+	features := dropped.DisabledFeatures()
+	if slices.Contains(features, featurePartitions) {
+		p.mu.Lock()
+		if p.version != nil {
+			p.droppedBy = p.version.GitVersion
+		}
+		p.mu.Unlock()
+		p.partitions(ctx, false)
+	}
+	if slices.Contains(features, featureTaints) {
+		p.mu.Lock()
+		p.lacks.noTaints = true
+		p.mu.Unlock()
+	}
+	if !slices.Equal(features, []string{featurePartitions}) {
+		p.reporter.node(corev1.EventTypeWarning, reasonFieldsDropped, "The API server dropped fields of a ResourceSlice (features disabled: %s)", strings.Join(features, ", "))
+	}
+	p.changed()
+}
+
+// failed is told what went wrong in publishing. Whoever failed tries again by itself.
+func (p *publisher) failed(ctx context.Context, err error, msg string) {
+	p.metrics.publishErrors.Inc()
+	klog.FromContext(ctx).Error(err, msg)
+	p.mu.Lock()
+	repeated := p.lastError == err.Error()
+	p.lastError = err.Error()
+	p.mu.Unlock()
+	if !repeated {
+		p.reporter.node(corev1.EventTypeWarning, reasonPublishFailed, "%s: %v", msg, err)
+	}
+}
+
+func (p *publisher) limits() apiLimits {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.lacks
+}
+
+func (p *publisher) setVisible(visible bool, devices int) {
+	p.metrics.publishedDevices.Set(float64(devices))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.visible = visible
+	if visible {
+		p.lastError = ""
+	}
+}

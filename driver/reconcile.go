@@ -1,0 +1,202 @@
+package driver
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+
+	"github.com/simgpu/simgpu/driver/checkpoint"
+)
+
+// reconciler compares what the node has with the claims in the API, and removes what belongs to no
+// claim.
+type reconciler struct {
+	claims   *claims
+	client   kubernetes.Interface
+	reporter *reporter
+	metrics  *metrics
+
+	driverName  string
+	cdiDir      string
+	metadataDir string
+}
+
+// run does one round. What fails is logged, and tried again in the next round.
+func (r *reconciler) run(ctx context.Context) {
+	logger := klog.FromContext(ctx)
+	for _, u := range r.claims.unsettledClaims() {
+		if err := r.settle(ctx, u); err != nil {
+			logger.Error(err, "The content of an unreadable checkpoint is still unknown", "claimUID", u.UID, "file", u.Path)
+		}
+	}
+	keys := r.claims.preparedKeys()
+	for _, uid := range slices.Sorted(maps.Keys(keys)) {
+		if _, err := r.releaseIfGone(ctx, uid, keys[uid]); err != nil {
+			logger.Error(err, "Cannot tell whether a prepared claim still exists", "claim", keys[uid], "claimUID", uid)
+		}
+	}
+	if err := r.removeOrphans(); err != nil {
+		logger.Error(err, "Files of claims that are gone remain")
+	}
+	r.metrics.unsettledCheckpoints.Set(float64(len(r.claims.unsettledClaims())))
+}
+
+// releaseIfGone unprepares a claim that does not exist in the API any more, or exists as another object
+// of the same name.
+func (r *reconciler) releaseIfGone(ctx context.Context, uid types.UID, key types.NamespacedName) (bool, error) {
+	claim, err := r.get(ctx, key)
+	if err != nil {
+		return false, err
+	}
+	if claim != nil && claim.UID == uid {
+		return false, nil
+	}
+	if err := r.claims.unprepare(ctx, uid); err != nil {
+		return false, err
+	}
+	klog.FromContext(ctx).Info("Released a claim that no longer exists", "claim", key, "claimUID", uid)
+	return true, nil
+}
+
+// get returns nil for a claim that does not exist.
+func (r *reconciler) get(ctx context.Context, key types.NamespacedName) (*resourceapi.ResourceClaim, error) {
+	claim, err := r.client.ResourceV1().ResourceClaims(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	return claim, err
+}
+
+// settle finds out what a claim with an unreadable checkpoint has, by preparing it anew from the API,
+// or that it is gone.
+func (r *reconciler) settle(ctx context.Context, u checkpoint.Unreadable) error {
+	logger := klog.FromContext(ctx)
+	// The name in the damaged file may be damaged, too: what the helper has noted counts as well.
+	candidates := []types.NamespacedName{}
+	if u.Claim.Name != "" && u.Claim.Namespace != "" {
+		candidates = append(candidates, u.Claim)
+	}
+	noted, err := r.namesInMetadata(u.UID)
+	if err != nil {
+		return err
+	}
+	for _, key := range noted {
+		if !slices.Contains(candidates, key) {
+			candidates = append(candidates, key)
+		}
+	}
+	if len(candidates) == 0 {
+		return errors.New("nothing on the node tells the name of the claim")
+	}
+	for _, key := range candidates {
+		claim, err := r.get(ctx, key)
+		if err != nil {
+			return err
+		}
+		if claim == nil || claim.UID != u.UID {
+			continue
+		}
+		if len(r.claims.results(claim)) == 0 {
+			break // not allocated to this driver any more
+		}
+		if _, err := r.claims.prepare(ctx, claim); err != nil {
+			return err
+		}
+		logger.Info("Rebuilt a claim from the API", "claim", key, "claimUID", u.UID)
+		r.reporter.node(corev1.EventTypeNormal, reasonCheckpointRebuilt, "The checkpoint of claim %s (UID %s) could not be read and was rebuilt from the API", key, u.UID)
+		return nil
+	}
+	if err := r.claims.unprepare(ctx, u.UID); err != nil {
+		return err
+	}
+	logger.Info("Released a claim with an unreadable checkpoint that no longer exists", "claim", candidates[0], "claimUID", u.UID)
+	return nil
+}
+
+// namesInMetadata returns the names under which the helper's device metadata knows the claim.
+func (r *reconciler) namesInMetadata(uid types.UID) ([]types.NamespacedName, error) {
+	files, err := filepath.Glob(filepath.Join(r.metadataDir, "*", "*", "metadata.json"))
+	if err != nil {
+		return nil, err
+	}
+	var keys []types.NamespacedName
+	for _, file := range files {
+		f, err := os.Open(file)
+		if err != nil {
+			continue
+		}
+		var object metav1.PartialObjectMetadata
+		err = json.NewDecoder(f).Decode(&object)
+		f.Close()
+		key := types.NamespacedName{Namespace: object.Namespace, Name: object.Name}
+		if err == nil && object.UID == uid && !slices.Contains(keys, key) {
+			keys = append(keys, key)
+		}
+	}
+	return keys, nil
+}
+
+// removeOrphans removes CDI specs, device folders and device metadata that belong to no claim. It may
+// run beside other operations: what exists is listed before the claims are looked at.
+func (r *reconciler) removeOrphans() error {
+	errs := []error{r.claims.removeSocketLeftovers()}
+
+	specs, err := r.claims.specs.List()
+	errs = append(errs, err)
+	metadataSpecs, err := filepath.Glob(filepath.Join(r.cdiDir, metadataSpecPrefix(r.driverName)+"*.json"))
+	errs = append(errs, err)
+	metadata, err := os.ReadDir(r.metadataDir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		errs = append(errs, fmt.Errorf("device metadata: %w", err))
+	}
+
+	keys := r.claims.preparedKeys()
+	folders := map[string]bool{}
+	for _, key := range keys {
+		folders[metadataFolder("", key)] = true
+	}
+	unsettled := map[types.UID]bool{}
+	for _, u := range r.claims.unsettledClaims() {
+		unsettled[u.UID] = true
+	}
+	orphan := func(uid types.UID) bool {
+		_, known := keys[uid]
+		return !known && !unsettled[uid]
+	}
+
+	for _, uid := range specs {
+		if orphan(types.UID(uid)) {
+			errs = append(errs, r.claims.specs.Remove(uid))
+		}
+	}
+	for _, path := range metadataSpecs {
+		uid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(path), metadataSpecPrefix(r.driverName)), "_")
+		if orphan(types.UID(uid)) {
+			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	for _, e := range metadata {
+		// While there is a claim of unknown content, any folder may tell its name.
+		if len(unsettled) == 0 && !folders[e.Name()] {
+			errs = append(errs, os.RemoveAll(filepath.Join(r.metadataDir, e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,61 @@
+package driver
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	clientscheme "k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/record"
+)
+
+// Reasons of the Events that the driver creates.
+const (
+	reasonInvalidInventory     = "InvalidInventory"
+	reasonInventoryApplied     = "InventoryApplied"
+	reasonPartitionsWithdrawn  = "PartitionsWithdrawn"
+	reasonPartitionsPublished  = "PartitionsPublished"
+	reasonFieldsDropped        = "FieldsDropped"
+	reasonPublishFailed        = "PublishFailed"
+	reasonCheckpointUnreadable = "CheckpointUnreadable"
+	reasonCheckpointRebuilt    = "CheckpointRebuilt"
+	reasonPrepareFailed        = "PrepareFailed"
+)
+
+// reporter tells people through Events. Repetitions are counted, not repeated, by the recorder.
+type reporter struct {
+	recorder record.EventRecorder
+	nodeRef  *corev1.ObjectReference
+}
+
+// startReporter sends Events until the context ends.
+func startReporter(ctx context.Context, client kubernetes.Interface, driverName, nodeName string) (*reporter, func()) {
+	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
+	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
+	recorder := broadcaster.NewRecorder(clientscheme.Scheme, corev1.EventSource{Component: driverName, Host: nodeName})
+	return newReporter(recorder, nodeName), broadcaster.Shutdown
+}
+
+func newReporter(recorder record.EventRecorder, nodeName string) *reporter {
+	return &reporter{
+		recorder: recorder,
+		// The kubelet uses the name as the UID in its Events on its Node; "kubectl describe node" finds both.
+		nodeRef: &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: nodeName, UID: types.UID(nodeName)},
+	}
+}
+
+func (r *reporter) node(eventType, reason, format string, args ...any) {
+	r.event(r.nodeRef, eventType, reason, format, args...)
+}
+
+func (r *reporter) claim(claim *resourceapi.ResourceClaim, eventType, reason, format string, args ...any) {
+	r.event(claim, eventType, reason, format, args...)
+}
+
+func (r *reporter) event(object runtime.Object, eventType, reason, format string, args ...any) {
+	r.recorder.Eventf(object, eventType, reason, format, args...)
+}

@@ -1,0 +1,142 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/simgpu/simgpu/driver/checkpoint"
+)
+
+// restored is what a start found.
+type restored struct {
+	// prepared claims have their sockets and CDI specs again, except for those in failed.
+	prepared int
+	// earlierBoot of them were prepared before the node's last boot.
+	earlierBoot int
+	// undone were in the middle of a prepare or unprepare.
+	undone int
+	// unreadable checkpoints are to be settled.
+	unreadable []checkpoint.Unreadable
+	// failed is what could not be put right. The claims in question keep their devices.
+	failed []error
+}
+
+// restore brings the claims of an earlier process back: undoes what was half-way, and renews sockets
+// and CDI specs of the rest. It needs neither the API nor the inventory. It comes before everything
+// else.
+func (c *claims) restore(ctx context.Context) (restored, error) {
+	var found restored
+	records, unreadable, err := c.store.Load()
+	if err != nil {
+		return found, err
+	}
+	found.unreadable = unreadable
+	c.hold(ctx, records, unreadable)
+
+	for _, claim := range records {
+		if claim.State == checkpoint.Preparing {
+			found.undone++
+			if err := c.undo(claim); err != nil {
+				found.failed = append(found.failed, fmt.Errorf("undo an unfinished operation: %w", err))
+			}
+			continue
+		}
+		found.prepared++
+		if claim.BootID != c.bootID {
+			found.earlierBoot++
+		}
+		if _, err := c.renew(claim); err != nil {
+			found.failed = append(found.failed, err)
+		}
+	}
+	return found, nil
+}
+
+// hold enters who has what, as far as is known.
+func (c *claims) hold(ctx context.Context, records []checkpoint.Claim, unreadable []checkpoint.Unreadable) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+
+	var gpus []stockGPU
+	for _, claim := range records {
+		for _, d := range claim.Devices {
+			if slices.ContainsFunc(gpus, func(g stockGPU) bool { return g.Index == d.GPU.Index }) {
+				continue
+			}
+			gpu, err := c.fromSource(d.GPU)
+			if err != nil {
+				klog.FromContext(ctx).Error(err, "The GPU of a prepared claim cannot be described any more; it stays reserved", "claim", claim.Key(), "device", d.Device)
+				continue
+			}
+			gpu.retiring = true // until an inventory says otherwise
+			gpus = append(gpus, gpu)
+		}
+	}
+	c.stock = newStock(gpus)
+	for _, claim := range records {
+		c.known[claim.UID] = claim
+		for i, d := range claim.Devices {
+			c.ledger.add(holdingOf(claim, i, c.stock.device(d.Device)))
+		}
+	}
+	for _, u := range unreadable {
+		devices, err := c.specs.Devices(string(u.UID))
+		if err != nil {
+			devices = nil
+		}
+		for _, name := range u.Devices {
+			if !slices.Contains(devices, name) {
+				devices = append(devices, name)
+			}
+		}
+		c.unsettled[u.UID] = unsettledClaim{Unreadable: u, devices: devices}
+		c.holdUnsettled(u.UID)
+	}
+}
+
+// preparedKeys are the claims that are prepared or being prepared, by UID.
+func (c *claims) preparedKeys() map[types.UID]types.NamespacedName {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	keys := make(map[types.UID]types.NamespacedName, len(c.known))
+	for uid, claim := range c.known {
+		keys[uid] = claim.Key()
+	}
+	return keys
+}
+
+// unsettledClaims are the claims whose checkpoint could not be read.
+func (c *claims) unsettledClaims() []checkpoint.Unreadable {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var all []checkpoint.Unreadable
+	for _, u := range c.unsettled {
+		all = append(all, u.Unreadable)
+	}
+	slices.SortFunc(all, func(a, b checkpoint.Unreadable) int { return compareUID(a.UID, b.UID) })
+	return all
+}
+
+func compareUID(a, b types.UID) int {
+	switch {
+	case a < b:
+		return -1
+	case a > b:
+		return 1
+	}
+	return 0
+}
+
+// metadataSpecPrefix is how the kubeletplugin helper begins the names of its CDI specs; the UID of the
+// claim follows, and then another underscore.
+func metadataSpecPrefix(driverName string) string { return driverName + "_metadata_" }
+
+// metadataFolder is where the kubeletplugin helper keeps the metadata of a claim.
+func metadataFolder(root string, claim types.NamespacedName) string {
+	return filepath.Join(root, claim.Namespace+"_"+claim.Name)
+}
