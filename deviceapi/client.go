@@ -114,11 +114,19 @@ func dial(path string) (*socket, error) {
 // Snapshot merges what all sockets show. It waits for a driver that is restarting
 // until ctx ends, and then fails with ErrUnreachable.
 func (c *Client) Snapshot(ctx context.Context) (Snapshot, error) {
+	defer c.sayIfSlow()()
 	all, err := c.snapshots(ctx)
 	if err != nil {
 		return Snapshot{}, err
 	}
 	return merge(all), nil
+}
+
+// sayIfSlow logs that somebody waits, unless the function it returns is called soon.
+func (c *Client) sayIfSlow() func() bool {
+	return time.AfterFunc(lastPause, func() {
+		c.logger.Info("Waiting for the node driver", "socket", c.sockets[0].path)
+	}).Stop
 }
 
 // snapshots asks every socket, in the order of c.sockets.
@@ -208,6 +216,7 @@ func (c *Client) Hold(ctx context.Context, opts HoldOptions) (*Lease, error) {
 	if opts.Utilization < 0 || opts.Utilization > 100 {
 		return nil, fmt.Errorf("report a utilization of %d %%: must be from 0 to 100", opts.Utilization)
 	}
+	defer c.sayIfSlow()()
 	s, uuid, err := c.find(ctx, opts.Device)
 	if err != nil {
 		return nil, err

@@ -61,11 +61,7 @@ func (l *Lease) start(ctx context.Context) error {
 	// end until the grant.
 	release := context.AfterFunc(ctx, l.cancel)
 	defer l.cancelOnClose()()
-	slow := time.AfterFunc(lastPause, func() {
-		l.client.logger.Info("Waiting for the node driver to grant memory", "socket", l.socket.path)
-	})
 	stream, err := l.firstGrant()
-	slow.Stop()
 	if !release() {
 		err = context.Cause(ctx)
 		if errors.Is(err, context.DeadlineExceeded) {
