@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-//go:embed catalogue
+//go:embed catalogue/*/*.yaml
 var embedded embed.FS
 
 // vendorFile is the file in a vendor's folder that is no model.

@@ -71,7 +71,7 @@ func numbers(v *version.Info) (major, minor int, err error) {
 }
 
 // Resources returns the one pool of the node, named after it. A node without GPUs has one empty slice,
-// which says that the driver is there and has nothing.
+// which says that the driver is there and has nothing. The caller may change what it gets.
 func Resources(n *hardware.Node, layout Layout) (resourceslice.DriverResources, error) {
 	var pool []resourceslice.Slice
 	var err error
@@ -116,7 +116,7 @@ func combined(n *hardware.Node) ([]resourceslice.Slice, error) {
 				return nil, fmt.Errorf("%w, and Kubernetes 1.34 wants all devices of a counter set in one slice", err)
 			}
 		}
-		pool = append(pool, resourceslice.Slice{SharedCounters: []resourceapi.CounterSet{*gpu.CounterSet}, Devices: devices})
+		pool = append(pool, resourceslice.Slice{SharedCounters: []resourceapi.CounterSet{*gpu.CounterSet.DeepCopy()}, Devices: devices})
 	}
 	return pool, nil
 }
@@ -129,7 +129,7 @@ func split(n *hardware.Node) ([]resourceslice.Slice, error) {
 			return nil, err
 		}
 		if gpu.CounterSet != nil {
-			sets = append(sets, *gpu.CounterSet)
+			sets = append(sets, *gpu.CounterSet.DeepCopy())
 		}
 		devices = append(devices, inChunks(published(gpu))...)
 	}

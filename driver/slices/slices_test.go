@@ -1,7 +1,6 @@
 package slices
 
 import (
-	"bytes"
 	"flag"
 	"fmt"
 	"os"
@@ -98,6 +97,20 @@ func specs(t *testing.T, node *hardware.Node, layout Layout) []resourceapi.Resou
 	return specs
 }
 
+func rendered(t *testing.T, specs []resourceapi.ResourceSliceSpec) string {
+	t.Helper()
+	var documents strings.Builder
+	for _, spec := range specs {
+		document, err := yaml.Marshal(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		documents.WriteString("---\n")
+		documents.Write(document)
+	}
+	return documents.String()
+}
+
 // TestGolden holds what a node with one GPU publishes, for every model, in both layouts.
 func TestGolden(t *testing.T) {
 	catalogue, err := profiles.Load()
@@ -108,18 +121,10 @@ func TestGolden(t *testing.T) {
 		for _, layout := range []Layout{Combined, Split} {
 			name := fmt.Sprintf("%s.%s", model.ID, layout)
 			t.Run(name, func(t *testing.T) {
-				var got bytes.Buffer
-				for _, spec := range specs(t, newNode(t, dynamic(model.ID, 1)), layout) {
-					document, err := yaml.Marshal(spec)
-					if err != nil {
-						t.Fatal(err)
-					}
-					got.WriteString("---\n")
-					got.Write(document)
-				}
+				got := rendered(t, specs(t, newNode(t, dynamic(model.ID, 1)), layout))
 				file := filepath.Join("testdata", name+".yaml")
 				if *update {
-					if err := os.WriteFile(file, got.Bytes(), 0o644); err != nil {
+					if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -127,7 +132,7 @@ func TestGolden(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if diff := cmp.Diff(string(want), got.String()); diff != "" {
+				if diff := cmp.Diff(string(want), got); diff != "" {
 					t.Errorf("%s differs; if that is meant, run the test with -update (-want +got):\n%s", file, diff)
 				}
 			})
@@ -333,11 +338,10 @@ func TestBeyondLimits(t *testing.T) {
 	}
 }
 
-// A caller may change what it got, for instance add taints, without changing the node.
 func TestResourcesAreCopies(t *testing.T) {
 	node := newNode(t, dynamic("h100-sxm5-80gb", 1))
 	for _, layout := range []Layout{Combined, Split} {
-		before := specs(t, node, layout)
+		before := rendered(t, specs(t, node, layout))
 		for _, spec := range specs(t, node, layout) {
 			for i := range spec.Devices {
 				spec.Devices[i].Taints = append(spec.Devices[i].Taints, resourceapi.DeviceTaint{Key: "k"})
@@ -347,7 +351,7 @@ func TestResourcesAreCopies(t *testing.T) {
 				clear(set.Counters)
 			}
 		}
-		if diff := cmp.Diff(before, specs(t, node, layout)); diff != "" {
+		if diff := cmp.Diff(before, rendered(t, specs(t, node, layout))); diff != "" {
 			t.Errorf("%s: a change of the result changed the node (-before +after):\n%s", layout, diff)
 		}
 	}
