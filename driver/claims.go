@@ -99,6 +99,9 @@ func (e *conflictError) Error() string {
 // prepare makes the devices of an allocated claim usable by containers and returns them in the order
 // of the allocation. For a claim that is prepared it renews whatever is missing.
 func (c *claims) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+	if err := checkpoint.CheckUID(claim.UID); err != nil {
+		return nil, err
+	}
 	unlock, err := c.locks.lock(ctx, claim.UID)
 	if err != nil {
 		return nil, fmt.Errorf("claim %s: wait for another operation on it: %w", klog.KObj(claim), err)
@@ -144,6 +147,9 @@ func (c *claims) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 
 // unprepare undoes a prepare. A claim that is not prepared is no error.
 func (c *claims) unprepare(ctx context.Context, uid types.UID) error {
+	if checkpoint.CheckUID(uid) != nil {
+		return nil // prepare refuses such a claim
+	}
 	unlock, err := c.locks.lock(ctx, uid)
 	if err != nil {
 		return fmt.Errorf("claim of UID %s: wait for another operation on it: %w", uid, err)

@@ -85,7 +85,7 @@ func (s *Store) Load() ([]Claim, []Unreadable, error) {
 
 // Write replaces the file of the claim. The bytes are read back before they get their name.
 func (s *Store) Write(claim Claim) error {
-	if err := checkUID(claim.UID); err != nil {
+	if err := CheckUID(claim.UID); err != nil {
 		return err
 	}
 	data, err := encode(claim)
@@ -108,7 +108,7 @@ func (s *Store) Write(claim Claim) error {
 
 // Remove removes everything about the claim. A claim that is not there is no error.
 func (s *Store) Remove(uid types.UID) error {
-	if err := checkUID(uid); err != nil {
+	if err := CheckUID(uid); err != nil {
 		return err
 	}
 	err := errors.Join(
@@ -157,11 +157,11 @@ func (s *Store) path(uid types.UID, extension string) string {
 
 func uidOf(name, extension string) (types.UID, bool) {
 	uid, ok := strings.CutSuffix(name, extension)
-	return types.UID(uid), ok && checkUID(types.UID(uid)) == nil
+	return types.UID(uid), ok && CheckUID(types.UID(uid)) == nil
 }
 
-// checkUID keeps names that come from outside from leaving the folder.
-func checkUID(uid types.UID) error {
+// CheckUID fails for a UID that no claim of the API has, and that could lead out of the folder.
+func CheckUID(uid types.UID) error {
 	if problems := validation.IsDNS1123Label(string(uid)); len(problems) > 0 {
 		return fmt.Errorf("claim UID %q: %s", uid, strings.Join(problems, "; "))
 	}

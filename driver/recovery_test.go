@@ -1,0 +1,277 @@
+package driver
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+)
+
+// withAPI adds to a process what needs the API.
+func (n *testNode) withAPI(p *process, api *fakeAPI) (*plugin, *events) {
+	events := newEvents()
+	m := newMetrics(p.preparedCount)
+	r := &reconciler{
+		claims: p.claims, client: api, reporter: events.reporter(), metrics: m,
+		driverName: driverName, cdiDir: n.cdiDir(), metadataDir: filepath.Join(n.root, "metadata"),
+	}
+	return &plugin{claims: p.claims, reconciler: r, reporter: events.reporter(), metrics: m}, events
+}
+
+// damage overwrites the checkpoint of a claim.
+func (n *testNode) damage(claim *resourceapi.ResourceClaim, content string) {
+	n.t.Helper()
+	if err := os.WriteFile(filepath.Join(n.checkpointDir(), string(claim.UID)+".json"), []byte(content), 0o600); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *testNode) checkpointOf(claim *resourceapi.ResourceClaim) string {
+	n.t.Helper()
+	data, err := os.ReadFile(filepath.Join(n.checkpointDir(), string(claim.UID)+".json"))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return string(data)
+}
+
+// noteMetadata leaves the device metadata that the kubeletplugin helper leaves.
+func (n *testNode) noteMetadata(claim *resourceapi.ResourceClaim) {
+	n.t.Helper()
+	dir := filepath.Join(n.root, "metadata", claim.Namespace+"_"+claim.Name, "r0")
+	data, err := json.Marshal(metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}})
+	if err == nil {
+		err = errors.Join(os.MkdirAll(dir, 0o755),
+			os.WriteFile(filepath.Join(dir, "metadata.json"), data, 0o600),
+			os.WriteFile(filepath.Join(n.cdiDir(), driverName+"_metadata_"+string(claim.UID)+"_r0.json"),
+				[]byte(`{"cdiVersion":"0.3.0","kind":"`+driverName+`/metadata","devices":[{"name":"`+string(claim.UID)+`_r0","containerEdits":{"env":["X=y"]}}]}`), 0o600))
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *testNode) metadata() []string {
+	n.t.Helper()
+	found := []string{}
+	for _, pattern := range []string{"metadata/*", "cdi/*_metadata_*"} {
+		files, err := filepath.Glob(filepath.Join(n.root, pattern))
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		for _, f := range files {
+			found = append(found, filepath.Base(f))
+		}
+	}
+	return found
+}
+
+func TestUnreadableCheckpointIsRebuiltFromTheAPI(t *testing.T) {
+	for name, damage := range map[string]func(*testNode, *resourceapi.ResourceClaim){
+		"name readable in it": func(n *testNode, claim *resourceapi.ResourceClaim) {
+			n.damage(claim, strings.Replace(n.checkpointOf(claim), `"request":"r0"`, `"request":"r1"`, 1))
+		},
+		"written by a later version": func(n *testNode, claim *resourceapi.ResourceClaim) {
+			n.damage(claim, strings.Replace(n.checkpointOf(claim), `"version":1`, `"version":2`, 1))
+		},
+		"empty": func(n *testNode, claim *resourceapi.ResourceClaim) {
+			n.damage(claim, "")
+		},
+		"empty, and the CDI spec is gone, too": func(n *testNode, claim *resourceapi.ResourceClaim) {
+			n.damage(claim, "")
+			if err := os.RemoveAll(n.cdiDir()); err != nil {
+				n.t.Fatal(err)
+			}
+		},
+		"name damaged in it": func(n *testNode, claim *resourceapi.ResourceClaim) {
+			n.damage(claim, strings.Replace(n.checkpointOf(claim), `"name":"a"`, `"name":"x"`, 1))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newTestNode(t)
+			first := n.start()
+			a, b, c := claimOf("a", []string{left0}), claimOf("b", []string{right0}), claimOf("c", []string{left0})
+			ids := first.mustPrepare(t, a)
+			first.mustPrepare(t, b)
+			n.noteMetadata(a)
+			damage(n, a)
+
+			p := n.start()
+			if len(p.found.unreadable) != 1 || p.found.prepared != 1 {
+				t.Errorf("found %+v", p.found)
+			}
+			plugin, events := n.withAPI(p, newFakeAPI(a, b, c))
+			// Before it is settled nobody else gets its device, and other claims are unharmed.
+			_, err := p.prepare(t.Context(), c)
+			expectError(t, err, "uid-a")
+			p.mustPrepare(t, b)
+
+			plugin.reconciler.run(t.Context())
+			events.expect(t, reasonCheckpointRebuilt, "team/a", "uid-a")
+			n.inject(ids...)
+			_, err = p.prepare(t.Context(), c)
+			expectError(t, err, "team/a")
+			p.mustUnprepare(t, a)
+			p.mustPrepare(t, c)
+			if left, _ := filepath.Glob(filepath.Join(n.checkpointDir(), "*.unreadable")); len(left) != 0 {
+				t.Errorf("left %v", left)
+			}
+		})
+	}
+}
+
+func TestUnreadableCheckpointIsSettledByTheKubelet(t *testing.T) {
+	for name, settle := range map[string]func(*testing.T, *process, *resourceapi.ResourceClaim){
+		"by preparing":   func(t *testing.T, p *process, a *resourceapi.ResourceClaim) { p.mustPrepare(t, a); p.mustUnprepare(t, a) },
+		"by unpreparing": func(t *testing.T, p *process, a *resourceapi.ResourceClaim) { p.mustUnprepare(t, a) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newTestNode(t)
+			a, c := claimOf("a", []string{left0}), claimOf("c", []string{whole1})
+			n.start().mustPrepare(t, a)
+			n.damage(a, "")
+			if err := os.RemoveAll(n.cdiDir()); err != nil {
+				t.Fatal(err)
+			}
+
+			// Nothing tells what it has: it may have any device.
+			p := n.start()
+			_, err := p.prepare(t.Context(), c)
+			expectError(t, err, "team/c", "uid-a", "uid-a.unreadable")
+			settle(t, p, a)
+			p.mustPrepare(t, c)
+			if left, _ := filepath.Glob(filepath.Join(n.checkpointDir(), "*.unreadable")); len(left) != 0 {
+				t.Errorf("left %v", left)
+			}
+			if err := p.removeSocketLeftovers(); err != nil {
+				t.Fatal(err)
+			}
+			n.expectFiles("in the end", c)
+		})
+	}
+}
+
+func TestUnreadableCheckpointOfAClaimThatIsGone(t *testing.T) {
+	n := newTestNode(t)
+	a := claimOf("a", []string{left0})
+	n.start().mustPrepare(t, a)
+	n.damage(a, n.checkpointOf(a)+"x")
+	p := n.start()
+	plugin, _ := n.withAPI(p, newFakeAPI())
+	plugin.reconciler.run(t.Context())
+	n.expectFiles("settled")
+	p.mustPrepare(t, claimOf("b", []string{left0}))
+}
+
+func TestReconcileReleasesWhatIsGone(t *testing.T) {
+	n := newTestNode(t)
+	p := n.start()
+	there, gone, replaced := claimOf("there", []string{left0}), claimOf("gone", []string{right0}), claimOf("replaced", []string{whole1})
+	for _, claim := range []*resourceapi.ResourceClaim{there, gone, replaced} {
+		p.mustPrepare(t, claim)
+		n.noteMetadata(claim)
+	}
+	successor := replaced.DeepCopy()
+	successor.UID = "uid-successor"
+	api := newFakeAPI(there, successor)
+	plugin, _ := n.withAPI(p, api)
+	orphan := claimOf("orphan", []string{left0})
+	if err := errors.Join(
+		os.WriteFile(filepath.Join(n.cdiDir(), "k8s.gpu.nvidia.com-claim_"+string(orphan.UID)+".yaml"), nil, 0o600),
+		os.MkdirAll(filepath.Join(n.devDir(), socketID(orphan.UID, left0)), 0o755),
+		os.MkdirAll(filepath.Join(n.root, "metadata", "team_orphan", "r0"), 0o755),
+	); err != nil {
+		t.Fatal(err)
+	}
+	foreign := filepath.Join(n.cdiDir(), "vendor.yaml")
+	if err := os.WriteFile(foreign, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+
+	plugin.reconciler.run(t.Context())
+	if err := os.Remove(foreign); err != nil {
+		t.Errorf("foreign file: %v", err)
+	}
+	if diff := cmp.Diff([]string{"team_there", driverName + "_metadata_uid-there_r0.json"}, n.metadata()); diff != "" {
+		t.Errorf("metadata: %s", diff)
+	}
+	if err := os.Remove(filepath.Join(n.cdiDir(), driverName+"_metadata_uid-there_r0.json")); err != nil {
+		t.Fatal(err)
+	}
+	n.expectFiles("reconciled", there)
+}
+
+func TestReconcileWithoutAPIChangesNothing(t *testing.T) {
+	n := newTestNode(t)
+	p := n.start()
+	claim := claimOf("a", []string{left0})
+	p.mustPrepare(t, claim)
+	api := newFakeAPI()
+	api.PrependReactor("get", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewServiceUnavailable("down")
+	})
+	plugin, _ := n.withAPI(p, api)
+	plugin.reconciler.run(t.Context())
+	n.expectFiles("reconciled", claim)
+}
+
+func TestConflictWithAClaimThatIsGone(t *testing.T) {
+	n := newTestNode(t)
+	p := n.start()
+	forced, late := claimOf("forced", []string{left0}), claimOf("late", []string{left0})
+	p.mustPrepare(t, forced)
+	plugin, _ := n.withAPI(p, newFakeAPI(late))
+	results, err := plugin.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{late})
+	if err != nil || results[late.UID].Err != nil {
+		t.Fatalf("%v, %v", err, results[late.UID].Err)
+	}
+	n.expectFiles("prepared", late)
+}
+
+func TestBatchesSucceedAndFailClaimByClaim(t *testing.T) {
+	n := newTestNode(t)
+	p := n.start()
+	good, bad, overlapping := claimOf("good", []string{left0}), claimOf("bad", []string{"gpu-9"}), claimOf("overlapping", []string{whole0})
+	plugin, events := n.withAPI(p, newFakeAPI(good, bad, overlapping))
+
+	results, err := plugin.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{bad, good, overlapping})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(results) != 3 || results[good.UID].Err != nil || len(results[good.UID].Devices) != 1 {
+		t.Errorf("results %+v", results)
+	}
+	expectError(t, results[bad.UID].Err, "gpu-9")
+	expectError(t, results[overlapping.UID].Err, "team/overlapping", "team/good")
+	n.expectFiles("prepared", good)
+	var told []string
+	for _, e := range events.all() {
+		if strings.Contains(e, reasonPrepareFailed) {
+			told = append(told, e)
+		}
+	}
+	if len(told) != 2 {
+		t.Errorf("events %q", told)
+	}
+
+	var objects []kubeletplugin.NamespacedObject
+	for _, claim := range []*resourceapi.ResourceClaim{good, bad} {
+		objects = append(objects, kubeletplugin.NamespacedObject{NamespacedName: types.NamespacedName{Namespace: namespace, Name: claim.Name}, UID: claim.UID})
+	}
+	undone, err := plugin.UnprepareResourceClaims(t.Context(), objects)
+	if err != nil || len(undone) != 2 || undone[good.UID] != nil || undone[bad.UID] != nil {
+		t.Errorf("unprepare: %v, %v", err, undone)
+	}
+	n.expectFiles("unprepared")
+}
