@@ -1,0 +1,17 @@
+// Package cluster brings up real Kubernetes clusters on one machine, without Docker and without an image registry: etcd,
+// API server, controller manager, scheduler, kubelet, kube-proxy, CoreDNS, containerd and runc, as many nodes as asked.
+//
+//	c, err := cluster.Up(ctx, cluster.Config{Dirs: dirs, Name: "test", Progress: os.Stderr})
+//	defer c.Down(ctx)
+//	config, err := c.RESTConfig()
+//
+// Every node is a set of namespaces held by one process (see internal/node). A cluster listens nowhere on the
+// machine but at one port of 127.0.0.1, behind which is its API server; its network, mounts and kernel settings are its own. So many
+// clusters coexist, and Down leaves nothing behind.
+//
+// A cluster outlives the process that made it: it is found again by its name (Open). What is known of it is in
+// Dirs.State; the programs it runs are in Dirs.Cache and shared between clusters.
+//
+// The package needs root, Linux with control groups of version 1 or 2, the go command and, for the first cluster of a
+// machine, a module proxy and a Debian mirror.
+package cluster
