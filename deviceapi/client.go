@@ -47,8 +47,9 @@ type Client struct {
 
 	mu     sync.Mutex
 	leases map[*Lease]struct{}
-	lost   int // leases that wait for the driver to come back
 	closed bool
+	lost   int  // leases that wait for the driver to come back
+	outage bool // the loss was logged and the return was not
 }
 
 // socket is one connection.
@@ -293,21 +294,36 @@ func (c *Client) remove(l *Lease) {
 	delete(c.leases, l)
 }
 
-// driverLost and driverBack log once per outage, however many leases notice.
+// driverLost is called by each lease that notices. The first one logs; the others,
+// and those that notice while the first is back already, belong to the same outage.
 func (c *Client) driverLost(s *socket, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.lost++; c.lost == 1 {
+	c.lost++
+	if !c.outage {
+		c.outage = true
 		c.logger.Warn("Lost the node driver, reconnecting", "socket", s.path, "err", err)
 	}
 }
 
-func (c *Client) driverBack() {
+// driverBack is called by each of these leases that is granted again or was closed
+// meanwhile. An outage is over when no lease has been missing for a while.
+func (c *Client) driverBack(granted bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.lost--; c.lost == 0 {
-		c.logger.Info("The node driver is back, memory is held again")
+	c.lost--
+	if !granted {
+		c.outage = c.outage && c.lost > 0
+		return
 	}
+	time.AfterFunc(lastPause, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.outage && c.lost == 0 && !c.closed {
+			c.outage = false
+			c.logger.Info("The node driver is back, memory is held again")
+		}
+	})
 }
 
 // Close ends all leases and connections of the client. More than one call is fine.

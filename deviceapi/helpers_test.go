@@ -55,7 +55,7 @@ func slice3g(gpu GPU, start int) Device {
 // tempDir is like t.TempDir with a path short enough for sockets.
 func tempDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "sg")
+	dir, err := os.MkdirTemp("", "sg") //nolint:usetesting // the path of t.TempDir may be too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,12 +119,15 @@ func snapshot(t *testing.T, c *Client) Snapshot {
 // eventually waits for a condition.
 func eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
+	ctx := bounded(t)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
 	for !condition() {
-		if time.Now().After(deadline) {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
 			t.Fatalf("waited %s in vain: %s", patience, what)
 		}
-		time.Sleep(5 * time.Millisecond)
 	}
 }
 

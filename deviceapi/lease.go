@@ -62,7 +62,8 @@ func (l *Lease) start(ctx context.Context) error {
 	release := context.AfterFunc(ctx, l.cancel)
 	defer l.cancelOnClose()()
 	stream, err := l.firstGrant()
-	if !release() {
+	var oom *OutOfMemoryError
+	if !release() && !errors.As(err, &oom) {
 		err = context.Cause(ctx)
 		if errors.Is(err, context.DeadlineExceeded) {
 			err = fmt.Errorf("%w on %s: no memory granted in time", ErrUnreachable, l.socket.path)
@@ -104,7 +105,11 @@ func (l *Lease) firstGrant() (holdStream, error) {
 		if oom, ok := outOfMemory(err); ok {
 			return nil, oom
 		}
-		if status.Code(err) != codes.Unavailable {
+		if l.ctx.Err() != nil {
+			return nil, l.ctx.Err()
+		}
+		// Canceled comes from a driver that is stopping.
+		if code := status.Code(err); code != codes.Unavailable && code != codes.Canceled {
 			return nil, callError(l.socket, err)
 		}
 		if err := sleep(l.ctx, pause); err != nil {
@@ -143,7 +148,7 @@ func (l *Lease) run(stream holdStream) {
 		}
 		l.client.driverLost(l.socket, err)
 		stream = l.reacquire()
-		l.client.driverBack()
+		l.client.driverBack(stream != nil)
 		if stream == nil {
 			return
 		}
@@ -153,13 +158,12 @@ func (l *Lease) run(stream holdStream) {
 // keep stays on a granted stream. It returns nil when the lease was closed and the
 // reason when the stream broke.
 func (l *Lease) keep(stream holdStream) error {
-	broken := make(chan error, 1)
+	var reason error // once broken is closed
+	broken := make(chan struct{})
 	go func() {
-		for {
-			if _, err := stream.Recv(); err != nil {
-				broken <- err
-				return
-			}
+		defer close(broken)
+		for reason == nil {
+			_, reason = stream.Recv()
 		}
 	}()
 	for {
@@ -168,15 +172,15 @@ func (l *Lease) keep(stream holdStream) error {
 			l.request.UtilizationPercent = uint32(percent)
 			// A failure shows in Recv.
 			_ = stream.Send(l.request)
-		case err := <-broken:
+		case <-broken:
 			if l.isClosing() {
 				return nil
 			}
-			return fmt.Errorf("stream ended: %s", status.Convert(err).Message())
+			return fmt.Errorf("stream ended: %s", status.Convert(reason).Message())
 		case <-l.closing:
 			_ = stream.CloseSend()
 			select {
-			case <-broken:
+			case <-broken: // the driver has confirmed, or is gone
 			case <-time.After(closePatience):
 			}
 			return nil
@@ -207,7 +211,7 @@ func (l *Lease) reacquire() holdStream {
 		if l.ctx.Err() != nil {
 			return nil
 		}
-		if code := status.Code(err); code != codes.Unavailable && !refused {
+		if code := status.Code(err); code != codes.Unavailable && code != codes.Canceled && !refused {
 			refused = true
 			l.client.logger.Error("The node driver refuses memory that was held before, trying on",
 				"socket", l.socket.path, "err", status.Convert(err).Message())

@@ -60,7 +60,7 @@ func (l *listener) cutOff() {
 		return
 	}
 	close(l.cut)
-	l.Listener.Close()
+	l.Close()
 	for conn := range conns {
 		conn.Conn.Close()
 	}

@@ -184,7 +184,6 @@ func (s *Server) serve(dir, uuid string, mode os.FileMode) error {
 		// the number of its connections.
 		grpc.ReadBufferSize(4096),
 		grpc.WriteBufferSize(4096),
-		grpc.SharedWriteBuffer(true),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Minute, PermitWithoutStream: false}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: time.Minute}),
 		grpc.UnaryInterceptor(limit.unary),

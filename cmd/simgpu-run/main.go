@@ -161,6 +161,7 @@ func run(args []string, dir string, stdout, stderr io.Writer) (int, error) {
 		return signalCode(ended), nil
 	}
 	if len(o.command) == 0 {
+		fmt.Fprintln(stderr, "simgpu-run: the memory is held until a signal to end")
 		waitForEnd(signals)
 		return 0, nil
 	}
@@ -185,15 +186,18 @@ func acquire(client *deviceapi.Client, o options, signals <-chan os.Signal) (os.
 	defer cancel()
 	held := make(chan error, 1)
 	go func() { held <- hold(ctx, client, o) }()
+	var interrupted os.Signal
 	for {
 		select {
 		case err := <-held:
+			if interrupted != nil {
+				return interrupted, nil
+			}
 			return nil, err
 		case s := <-signals:
 			if ends(s) {
+				interrupted = s
 				cancel()
-				<-held
-				return s, nil
 			}
 		}
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -36,7 +37,7 @@ type node struct {
 // newNode serves the two 3g.40gb partitions of an H100.
 func newNode(t *testing.T) *node {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "run")
+	dir, err := os.MkdirTemp("", "run") //nolint:usetesting // the path of t.TempDir may be too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,13 +79,26 @@ func (n *node) held() string {
 
 func (n *node) waitHeld(t *testing.T, want string) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
-	for n.held() != want {
-		if time.Now().After(deadline) {
-			t.Fatalf("held is %q, want %q", n.held(), want)
-		}
-		time.Sleep(5 * time.Millisecond)
+	if !eventually(t, func() bool { return n.held() == want }) {
+		t.Fatalf("held is %q, want %q", n.held(), want)
 	}
+}
+
+// eventually is false where the condition does not come true in time.
+func eventually(t *testing.T, condition func() bool) bool {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !condition() {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
 }
 
 // program is a running simgpu-run.
@@ -156,12 +170,8 @@ func (p *program) signal(t *testing.T, s os.Signal) {
 
 func (p *program) waitSays(t *testing.T, text string) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
-	for !strings.Contains(p.stderr.String(), text) {
-		if time.Now().After(deadline) {
-			t.Fatalf("does not say %q but\n%s", text, p.stderr)
-		}
-		time.Sleep(5 * time.Millisecond)
+	if !eventually(t, func() bool { return strings.Contains(p.stderr.String(), text) }) {
+		t.Fatalf("does not say %q but\n%s", text, p.stderr)
 	}
 }
 
@@ -253,6 +263,7 @@ func TestHoldsWhileTheCommandRuns(t *testing.T) {
 func TestHoldsWithoutACommand(t *testing.T) {
 	n := newNode(t)
 	p := start(t, n.dir, nil, "--memory", "1GiB", "--utilization", "30")
+	p.waitSays(t, "held until a signal")
 	n.waitHeld(t, "MIG-0 1024 simgpu-run; MIG-1")
 	p.signal(t, syscall.SIGUSR1) // not one that ends it
 	p.signal(t, syscall.SIGTERM)
