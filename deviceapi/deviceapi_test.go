@@ -276,6 +276,18 @@ func TestOpenRefuses(t *testing.T) {
 	if err := s.Close(filepath.Join(root, "never-opened")); err != nil {
 		t.Errorf("Close of an unknown folder: %v", err)
 	}
+
+	// What a crash in the middle of Open leaves behind.
+	left := filepath.Join(root, ".crashed")
+	if err := os.WriteFile(left, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(filepath.Join(root, "crashed")); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(left); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Close leaves the remains of an interrupted Open (%v)", err)
+	}
 }
 
 func TestStop(t *testing.T) {

@@ -116,7 +116,7 @@ func (s *Server) Close(dir string) error {
 	if e := s.endpoints[dir]; e != nil {
 		s.end(e)
 	}
-	if err := os.RemoveAll(dir); err != nil {
+	if err := errors.Join(os.RemoveAll(temporary(dir)), os.RemoveAll(dir)); err != nil {
 		return fmt.Errorf("remove device folder: %w", err)
 	}
 	return nil
@@ -230,6 +230,11 @@ func (e *endpoint) reachable() bool {
 	return err == nil
 }
 
+// temporary is where the socket of dir is until it is moved into place.
+func temporary(dir string) string {
+	return filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir))
+}
+
 // listen creates dir and listens on its socket. servedBefore says that there was a
 // socket already.
 //
@@ -253,7 +258,7 @@ func listen(dir string, mode os.FileMode) (socket net.Listener, servedBefore boo
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return nil, false, err
 	}
-	temporary := filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir))
+	temporary := temporary(dir)
 	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, false, err
 	}

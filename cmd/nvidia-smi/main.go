@@ -152,7 +152,7 @@ func message(err error) string {
 		return err.Error() + "\n" // the real tool leaves a line free
 	case errors.Is(err, deviceapi.ErrNoDevices):
 		return smi.ErrNoDevices.Error() + "\n\n" +
-			"No container folder of a simulated GPU is mounted here. Does this container reference a\n" +
+			"No simulated GPU is mounted into this container. Does it reference a\n" +
 			"ResourceClaim (resources.claims in the pod's spec)? Details: " + err.Error()
 	case errors.Is(err, deviceapi.ErrUnreachable):
 		return "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n\n" +
