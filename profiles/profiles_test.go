@@ -126,7 +126,7 @@ func TestAbsentFigures(t *testing.T) {
 	}
 }
 
-// names-only models exist: they load, and using them says what is missing.
+// TestUnsourcedModel loads models of which little more than names is known; using them says what is missing.
 func TestUnsourcedModel(t *testing.T) {
 	const names = `
 apiVersion: simgpu.dev/v1alpha1

@@ -310,8 +310,8 @@ func mustNew(t *testing.T, cfg Config) *Node {
 	return node
 }
 
-// A driver that was restarted, or that rebuilds a GPU which the inventory no longer has, must get the
-// same one.
+// TestGPUDependsOnItsOwnGroupOnly covers a driver that was restarted, or that rebuilds a GPU which the
+// inventory no longer has: it must get the same one.
 func TestGPUDependsOnItsOwnGroupOnly(t *testing.T) {
 	rooted := dynamic("h100-sxm5-80gb", 3)
 	rooted.PCIeRoot = "pci0000:b8"
