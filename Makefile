@@ -54,8 +54,8 @@ $(BIN)/simgpu-cluster:
 	@go build -C e2e -ldflags "$(LDFLAGS)" -o ../$(BIN)/simgpu-cluster ./cmd/simgpu-cluster
 
 .PHONY: images
-images: $(BIN)/simgpu-cluster ## Build the container images as archives in bin/images, without Docker
-	$(BIN)/simgpu-cluster build-image --output $(BIN)/images
+images: $(BIN)/simgpu-cluster ## Build the container images without Docker and print the archives
+	$(BIN)/simgpu-cluster build-image simgpu vllm-sim
 
 .PHONY: docker-images
 docker-images: ## Build the same container images with Docker

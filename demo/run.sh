@@ -15,12 +15,10 @@ action=$1 demo=$2 kind=${3:-auto}
 [ -f "demo/$demo/show.sh" ] || { echo "there is no demo named '$demo'" >&2; usage; }
 
 name=simgpu                                      # of the cluster, the namespace and the Helm release
-version=$(sed -n 's/^appVersion: *"\{0,1\}\([^"]*\)"\{0,1\}$/\1/p' deployments/helm/simgpu/Chart.yaml)
-images=$root/bin/images
 cluster=$root/bin/simgpu-cluster
 
 say() { printf '\n\033[1m# %s\033[0m\n' "$*"; }
-run() { printf '\033[2m$ %s\033[0m\n' "$*"; "$@"; }
+run() { printf '\033[2m$ %s\033[0m\n' "$*" >&2; "$@"; }
 export -f say run
 
 has_docker() { command -v docker > /dev/null && docker info > /dev/null 2>&1; }
@@ -61,9 +59,11 @@ up() {
   say "a Kubernetes cluster ($kind)"
   "${kind}_up"
 
-  say "the images: simgpu, and the model server that stands in for vllm/vllm-openai"
-  run "$cluster" build-image --output "$images"
-  "${kind}_load" "$images"/simgpu.tar "$images"/vllm-sim.tar
+  say "the images: simgpu, and the model server under the name of the one it stands in for"
+  local driver modelserver
+  driver=$(run "$cluster" build-image simgpu)
+  modelserver=$(run "$cluster" build-image vllm-sim --as vllm/vllm-openai:v0.19.1)
+  "${kind}_load" "$driver" "$modelserver"
 
   say "the driver: every node now has a GPU"
   run helm upgrade --install $name deployments/helm/simgpu --namespace $name --create-namespace --wait --timeout 3m

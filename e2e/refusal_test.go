@@ -1,0 +1,196 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// TestUnknownClaimParameters has a claim carry parameters that the driver does not know: the pod says so, and nothing
+// of the claim is prepared.
+func TestUnknownClaimParameters(t *testing.T) {
+	for name, tc := range map[string]struct{ parameters, says string }{
+		"kind":  {`{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuWish"}`, "GpuWish"},
+		"field": {`{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "MigDeviceConfig", "colour": "blue"}`, "colour"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ns := suite.namespace(t)
+			c := claim("odd", partition("slice", "1g.10gb"))
+			c.Spec.Devices.Config = []resourceapi.DeviceClaimConfiguration{{
+				DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+					Driver: driverName, Parameters: runtime.RawExtension{Raw: []byte(tc.parameters)},
+				}},
+			}}
+			suite.createClaim(t, ns, c)
+			p := suite.createPod(t, ns, pod("odd", []use{{claim: "odd"}}))
+			message := event(t, ns, "FailedPrepareDynamicResources", p.Name)
+			for _, want := range []string{tc.says, "odd", "slice"} {
+				if !strings.Contains(message, want) {
+					t.Errorf("the event does not name %q: %s", want, message)
+				}
+			}
+			if files := suite.onDisk(t); len(files) > 0 {
+				t.Errorf("the claim left %v on the node", files)
+			}
+			suite.deletePod(t, p)
+		})
+	}
+}
+
+// TestBadInventory puts a faulty inventory into the ConfigMap under a running driver, which keeps what it had, and
+// then has a driver start with it, which publishes nothing and is not ready. Both say why, on the Node and in the log.
+func TestBadInventory(t *testing.T) {
+	const key = "inventory.yaml"
+	maps := suite.client.CoreV1().ConfigMaps(driverNamespace)
+	list, err := maps.List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=simgpu"})
+	if err != nil || len(list.Items) != 1 {
+		t.Fatalf("%d ConfigMaps, %v", len(list.Items), err)
+	}
+	good := list.Items[0].Data[key]
+	put := func(ctx context.Context, data string) {
+		t.Helper()
+		current, err := maps.Get(ctx, list.Items[0].Name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		current.Data[key] = data
+		if _, err := maps.Update(ctx, current, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		put(context.WithoutCancel(t.Context()), good)
+	})
+	node := suite.cluster.Node(1).Name()
+	devices := func() int {
+		slices, err := suite.client.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		for _, s := range slices.Items {
+			n += len(s.Spec.Devices)
+		}
+		return n
+	}
+	const header = "apiVersion: simgpu.dev/v1alpha1\nkind: NodeInventory\nrules:\n- gpus:\n  - "
+
+	for name, tc := range map[string]struct{ gpu, says string }{
+		"unknown model":  {"{model: h1000, count: 1}", "h1000"},
+		"negative count": {"{model: h100-sxm5-80gb, count: -1}", "count"},
+		"unknown field":  {"{model: h100-sxm5-80gb, count: 1, colour: blue}", "colour"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			put(t.Context(), header+tc.gpu+"\n")
+			message := event(t, metav1.NamespaceDefault, "InvalidInventory", node, tc.says)
+			if !strings.Contains(message, tc.says) {
+				t.Errorf("the event does not name %q: %s", tc.says, message)
+			}
+			if log := suite.kubectl(t, "-n", driverNamespace, "logs", "daemonset/"+daemonSet); !strings.Contains(log, tc.says) {
+				t.Errorf("the log does not name %q", tc.says)
+			}
+			if got := devices(); got != 26 {
+				t.Errorf("%d devices are published, want the 26 from before", got)
+			}
+		})
+	}
+}
+
+// TestDriverIsKeptToItsNode writes slices as the driver's service account: only a token of a pod on the node may, and
+// only slices of that node.
+func TestDriverIsKeptToItsNode(t *testing.T) {
+	pods, err := suite.client.CoreV1().Pods(driverNamespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(pods.Items) != 1 {
+		t.Fatalf("%d pods of the driver, %v", len(pods.Items), err)
+	}
+	driver := pods.Items[0]
+	bound := &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: driver.Name, UID: driver.UID}
+
+	for name, tc := range map[string]struct {
+		bound    *authenticationv1.BoundObjectReference
+		nodeName *string
+		allowed  bool
+	}{
+		"own node":         {bound, &driver.Spec.NodeName, true},
+		"another node":     {bound, new("another-node"), false},
+		"no node":          {bound, nil, false},
+		"token of no node": {nil, &driver.Spec.NodeName, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			token, err := suite.client.CoreV1().ServiceAccounts(driverNamespace).CreateToken(t.Context(), driver.Spec.ServiceAccountName,
+				&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: tc.bound}}, metav1.CreateOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			config := rest.AnonymousClientConfig(suite.config)
+			config.BearerToken = token.Status.Token
+			client, err := kubernetes.NewForConfig(config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			slice := &resourceapi.ResourceSlice{
+				ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-"},
+				Spec: resourceapi.ResourceSliceSpec{
+					Driver:   driverName,
+					Pool:     resourceapi.ResourcePool{Name: "e2e", Generation: 1, ResourceSliceCount: 1},
+					NodeName: tc.nodeName,
+				},
+			}
+			if tc.nodeName == nil {
+				slice.Spec.AllNodes = new(true)
+			}
+			// A dry run goes through admission and stores nothing.
+			_, err = client.ResourceV1().ResourceSlices().Create(t.Context(), slice, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			if tc.allowed && err != nil {
+				t.Errorf("refused: %v", err)
+			}
+			if !tc.allowed && !(apierrors.IsForbidden(err) || apierrors.IsInvalid(err)) {
+				t.Errorf("not refused: %v", err)
+			}
+			if !tc.allowed && err != nil && !strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
+				t.Errorf("refused by something else: %v", err)
+			}
+		})
+	}
+}
+
+// event waits for an Event of that reason about the named object whose message has all the words, and returns it.
+func event(t *testing.T, namespace, reason, name string, words ...string) string {
+	t.Helper()
+	var message string
+	suite.eventually(t, "an Event "+reason, func(ctx context.Context) error {
+		events, err := suite.client.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{
+			FieldSelector: "involvedObject.name=" + name + ",reason=" + reason,
+		})
+		if err != nil {
+			return err
+		}
+		for _, e := range events.Items {
+			if e.Type == corev1.EventTypeWarning && containsAll(e.Message, words) {
+				message = e.Message
+				return nil
+			}
+		}
+		return fmt.Errorf("%d such events, none with %q", len(events.Items), words)
+	})
+	return message
+}
+
+func containsAll(s string, words []string) bool {
+	for _, w := range words {
+		if !strings.Contains(s, w) {
+			return false
+		}
+	}
+	return true
+}
