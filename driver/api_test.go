@@ -197,3 +197,24 @@ func eventually(t *testing.T, what string, condition func() (bool, any)) {
 		t.Fatalf("%s: %v; last seen: %v", what, err, last)
 	}
 }
+
+// value returns a metric, summed over its labels.
+func (m *metrics) value(t *testing.T, name string) float64 {
+	t.Helper()
+	families, err := m.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		if family.GetName() != name {
+			continue
+		}
+		var sum float64
+		for _, metric := range family.GetMetric() {
+			sum += metric.GetGauge().GetValue() + metric.GetCounter().GetValue()
+		}
+		return sum
+	}
+	t.Fatalf("no metric %s", name)
+	return 0
+}

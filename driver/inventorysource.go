@@ -102,7 +102,7 @@ func (s *inventorySource) look(ctx context.Context, labels map[string]string) {
 
 	groups, gpus, err := s.evaluate(data, labels)
 	if err != nil {
-		s.refuse(ctx, err)
+		s.refuse(ctx, fmt.Errorf("%s: %w", s.file, err))
 		return
 	}
 	s.metrics.inventoryValid.Set(1)
@@ -135,7 +135,6 @@ func (s *inventorySource) evaluate(data []byte, labels map[string]string) ([]inv
 
 // refuse reports a fault once and changes nothing.
 func (s *inventorySource) refuse(ctx context.Context, err error) {
-	err = fmt.Errorf("inventory %s: %w", s.file, err)
 	s.metrics.inventoryValid.Set(0)
 	if s.fault == err.Error() {
 		return
@@ -146,6 +145,6 @@ func (s *inventorySource) refuse(ctx context.Context, err error) {
 		consequence = "The previous one stays in force"
 	}
 	klog.FromContext(ctx).Error(err, "Inventory refused. "+consequence)
-	s.reporter.node(corev1.EventTypeWarning, reasonInvalidInventory, "%v. %s", err, consequence)
+	s.reporter.node(corev1.EventTypeWarning, reasonInvalidInventory, "Inventory refused: %v. %s", err, consequence)
 	s.apply(nil, err)
 }

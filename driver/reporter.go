@@ -2,6 +2,8 @@ package driver
 
 import (
 	"context"
+	"fmt"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -25,6 +27,9 @@ const (
 	reasonCheckpointRebuilt    = "CheckpointRebuilt"
 	reasonPrepareFailed        = "PrepareFailed"
 )
+
+// maxMessage leaves room for a remark within the 1024 bytes that the API allows for a note.
+const maxMessage = 960
 
 // reporter tells people through Events. Repetitions are counted, not repeated, by the recorder.
 type reporter struct {
@@ -57,5 +62,9 @@ func (r *reporter) claim(claim *resourceapi.ResourceClaim, eventType, reason, fo
 }
 
 func (r *reporter) event(object runtime.Object, eventType, reason, format string, args ...any) {
-	r.recorder.Eventf(object, eventType, reason, format, args...)
+	message := fmt.Sprintf(format, args...)
+	if len(message) > maxMessage {
+		message = strings.ToValidUTF8(message[:maxMessage], "") + " ... (see the log of the driver)"
+	}
+	r.recorder.Event(object, eventType, reason, message)
 }

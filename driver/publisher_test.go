@@ -1,0 +1,434 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/utils/ptr"
+
+	"github.com/simgpu/simgpu/driver/inventory"
+	deviceslices "github.com/simgpu/simgpu/driver/slices"
+)
+
+// namesIn returns the devices of a pool in order, "!" after the tainted, "#" before each slice with
+// counter sets.
+func namesIn(resources resourceslice.DriverResources) []string {
+	names := []string{}
+	for _, slice := range resources.Pools[nodeName].Slices {
+		if len(slice.SharedCounters) > 0 {
+			names = append(names, "#")
+		}
+		for _, d := range slice.Devices {
+			name := d.Name
+			if len(d.Taints) > 0 {
+				name += "!"
+			}
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+func TestWhatIsPublished(t *testing.T) {
+	n := newTestNode(t)
+	p := n.start()
+	everything := func(gpu int) []string {
+		var names []string
+		for _, d := range p.stock.gpu(gpu).Devices {
+			names = append(names, d.Name)
+		}
+		return names
+	}
+	inUse := func(names ...string) map[string]bool {
+		m := map[string]bool{}
+		for _, name := range names {
+			m[name] = true
+		}
+		return m
+	}
+	retiring1 := newStock([]stockGPU{*p.stock.gpu(0), {GPU: p.stock.gpu(1).GPU, retiring: true}})
+	disabled, err := p.fromInventory([]inventory.GPUGroup{{Model: "h100-sxm5-80gb", Count: 2, MIGMode: inventory.MIGDisabled}})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	for name, test := range map[string]struct {
+		fleet  fleet
+		layout deviceslices.Layout
+		api    apiLimits
+		want   []string
+	}{
+		"split": {fleet{stock: p.stock}, deviceslices.Split, apiLimits{},
+			slices.Concat([]string{"#"}, everything(0), everything(1))},
+		"combined": {fleet{stock: p.stock}, deviceslices.Combined, apiLimits{},
+			slices.Concat([]string{"#"}, everything(0), []string{"#"}, everything(1))},
+		"usage is nobody's business": {fleet{p.stock, inUse(left0)}, deviceslices.Combined, apiLimits{},
+			slices.Concat([]string{"#"}, everything(0), []string{"#"}, everything(1))},
+		"no GPUs": {fleet{stock: newStock(nil)}, deviceslices.Split, apiLimits{}, []string{}},
+		"counters dropped": {fleet{stock: p.stock}, deviceslices.Split, apiLimits{noPartitions: true},
+			[]string{whole0, whole1}},
+		"counters dropped, combined": {fleet{stock: p.stock}, deviceslices.Combined, apiLimits{noPartitions: true},
+			[]string{whole0, whole1}},
+		"counters dropped, a partition in use": {fleet{p.stock, inUse(right0, whole1)}, deviceslices.Split, apiLimits{noPartitions: true},
+			[]string{whole1}},
+		"counters dropped, partitions of all GPUs in use": {fleet{p.stock, inUse(right0, left1)}, deviceslices.Split, apiLimits{noPartitions: true},
+			[]string{}},
+		"GPU on its way out": {fleet{retiring1, inUse(left1, left0)}, deviceslices.Split, apiLimits{},
+			slices.Concat([]string{"#"}, everything(0), []string{left1 + "!"})},
+		"GPU on its way out, taints dropped": {fleet{retiring1, inUse(left1)}, deviceslices.Split, apiLimits{noTaints: true},
+			slices.Concat([]string{"#"}, everything(0))},
+		"no partitions anyway": {fleet{stock: newStock(disabled)}, deviceslices.Split, apiLimits{noPartitions: true},
+			[]string{whole0, whole1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			resources, err := resourcesOf(nodeName, driverName, test.fleet, test.layout, test.api)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(test.want, namesIn(resources)); diff != "" {
+				t.Error(diff)
+			}
+			if len(resources.Pools[nodeName].Slices) == 0 {
+				t.Error("no slice says that the driver is there")
+			}
+			for _, slice := range resources.Pools[nodeName].Slices {
+				for _, d := range slice.Devices {
+					if test.api.noPartitions && len(d.ConsumesCounters) > 0 {
+						t.Errorf("%s refers to counters that are not published", d.Name)
+					}
+				}
+			}
+		})
+	}
+	if d := p.stock.device(whole0).Published; len(d.ConsumesCounters) == 0 || len(d.Taints) != 0 {
+		t.Error("the hardware itself was changed")
+	}
+}
+
+// publishing is a publisher with the real ResourceSlice controller behind it.
+type publishing struct {
+	*publisher
+	api    *fakeAPI
+	events *events
+	stop   func()
+
+	mu    sync.Mutex
+	fleet fleet
+}
+
+func (p *publishing) set(f fleet) {
+	p.mu.Lock()
+	p.fleet = f
+	p.mu.Unlock()
+	p.changed()
+}
+
+func startPublishing(t *testing.T, api *fakeAPI, f fleet) *publishing {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	p := &publishing{api: api, events: newEvents(), fleet: f}
+	var controller *resourceslice.Controller
+	plugin := &plugin{}
+	p.publisher = newPublisher(&publisher{
+		nodeName: nodeName, driverName: driverName, client: api, resync: time.Hour,
+		reporter: p.events.reporter(), metrics: newMetrics(func() int { return 0 }),
+		fleet: func() fleet {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			return p.fleet
+		},
+		publish: func(_ context.Context, resources resourceslice.DriverResources) error {
+			if controller != nil {
+				controller.Update(&resources)
+				return nil
+			}
+			var err error
+			controller, err = resourceslice.StartController(ctx, resourceslice.Options{
+				DriverName: driverName, KubeClient: api, Resources: &resources,
+				Owner: &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: nodeName},
+				// As the helper does.
+				ErrorHandler: func(ctx context.Context, err error, msg string) {
+					plugin.HandleError(ctx, errors.Join(err, kubeletplugin.ErrRecoverable), msg)
+				},
+			})
+			return err
+		},
+	})
+	plugin.publisher = p.publisher
+	var background sync.WaitGroup
+	background.Go(func() { p.publisher.run(ctx) })
+	p.stop = sync.OnceFunc(func() {
+		cancel()
+		background.Wait()
+		controller.Stop()
+	})
+	t.Cleanup(p.stop)
+	return p
+}
+
+func (p *publishing) expect(t *testing.T, want []string) {
+	t.Helper()
+	eventually(t, "published and ready", func() (bool, any) {
+		got := p.api.published(t)
+		return p.ready() == nil && cmp.Equal(want, got), cmp.Diff(want, got)
+	})
+}
+
+func allOf(s *stock) []string {
+	var names []string
+	for _, gpu := range s.gpus {
+		for _, d := range gpu.Devices {
+			names = append(names, d.Name)
+		}
+	}
+	return names
+}
+
+func TestReadyWhenTheSlicesAreInTheAPI(t *testing.T) {
+	t.Parallel()
+	for minor, counterSlices := range map[string]int{"34": 2, "35": 1, "37": 1} {
+		t.Run("1."+minor, func(t *testing.T) {
+			s := newTestNode(t).start().stock
+			api := newFakeAPI()
+			api.setMinor(minor)
+			p := startPublishing(t, api, fleet{stock: s})
+			p.expect(t, allOf(s))
+			list, err := api.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			found := 0
+			for _, slice := range list.Items {
+				if len(slice.Spec.SharedCounters) > 0 {
+					found++
+				}
+			}
+			if found != counterSlices {
+				t.Errorf("%d slices with counters, want %d", found, counterSlices)
+			}
+			if got := p.metrics.value(t, "simgpu_published_devices"); int(got) != len(allOf(s)) {
+				t.Errorf("metric says %v devices", got)
+			}
+			if api.dryRuns != 1 || len(p.events.all()) != 0 {
+				t.Errorf("%d dry runs, events %q", api.dryRuns, p.events.all())
+			}
+		})
+	}
+}
+
+func TestNotReadyWhileSlicesAreRefused(t *testing.T) {
+	t.Parallel()
+	s := newTestNode(t).start().stock
+	api := newFakeAPI()
+	var mu sync.Mutex
+	refuse := true
+	api.PrependReactor("create", "resourceslices", func(clienttesting.Action) (bool, runtime.Object, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if !refuse {
+			return false, nil, nil
+		}
+		return true, nil, apierrors.NewForbidden(resourceapi.Resource("resourceslices"), "", errors.New("policy"))
+	})
+	p := startPublishing(t, api, fleet{stock: s})
+	eventually(t, "the refusal is told", func() (bool, any) {
+		err := p.ready()
+		return err != nil && strings.Contains(err.Error(), "policy"), err
+	})
+	p.events.expect(t, reasonPublishFailed, "policy")
+	mu.Lock()
+	refuse = false
+	mu.Unlock()
+	p.expect(t, allOf(s))
+}
+
+func TestServerThatDropsCountersNeverGetsPartitions(t *testing.T) {
+	t.Parallel()
+	s := newTestNode(t).start().stock
+	api := newFakeAPI()
+	api.setDrops(dropCounters)
+	everPublished := watchPublished(api)
+	p := startPublishing(t, api, fleet{stock: s})
+	p.expect(t, []string{whole0, whole1})
+	p.events.expect(t, reasonPartitionsWithdrawn, "DRAPartitionableDevices")
+	if got := p.metrics.value(t, "simgpu_partitions_withdrawn"); got != 1 {
+		t.Errorf("metric is %v", got)
+	}
+	// While a partition is in use its GPU is not offered as a whole.
+	p.set(fleet{s, map[string]bool{left0: true}})
+	p.expect(t, []string{whole1})
+	if names := everPublished(); slices.ContainsFunc(names, func(name string) bool { return strings.Contains(name, "mig") }) {
+		t.Errorf("published at some time: %v", names)
+	}
+
+	// The gate is enabled, and the driver looks again.
+	api.setDrops(func(*resourceapi.ResourceSlice) {})
+	if err := p.publisher.probe(t.Context(), fleet{stock: s}, deviceslices.Split); err != nil {
+		t.Fatal(err)
+	}
+	p.changed()
+	p.expect(t, allOf(s))
+	p.events.expect(t, reasonPartitionsPublished)
+}
+
+// watchPublished remembers the names of all devices that were ever written.
+func watchPublished(api *fakeAPI) func() []string {
+	var mu sync.Mutex
+	var names []string
+	remember := func(action clienttesting.Action) (bool, runtime.Object, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		var object runtime.Object
+		switch action := action.(type) {
+		case clienttesting.CreateActionImpl:
+			if len(action.CreateOptions.DryRun) > 0 {
+				return false, nil, nil
+			}
+			object = action.Object
+		case clienttesting.UpdateActionImpl:
+			object = action.Object
+		}
+		for _, d := range object.(*resourceapi.ResourceSlice).Spec.Devices {
+			names = append(names, d.Name)
+		}
+		return false, nil, nil
+	}
+	api.PrependReactor("create", "resourceslices", remember)
+	api.PrependReactor("update", "resourceslices", remember)
+	return func() []string {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Clone(names)
+	}
+}
+
+func TestServerThatDropsCountersOnlyWhenStoring(t *testing.T) {
+	t.Parallel()
+	s := newTestNode(t).start().stock
+	api := newFakeAPI()
+	api.honest = false
+	api.setDrops(dropCounters)
+	p := startPublishing(t, api, fleet{stock: s})
+	p.expect(t, []string{whole0, whole1})
+	p.events.expect(t, reasonPartitionsWithdrawn)
+	// Its answers to dry runs are not believed any more ...
+	p.set(fleet{stock: newStock(slices.Clone(s.gpus))})
+	p.expect(t, []string{whole0, whole1})
+	// ... until it is another version.
+	api.setDrops(func(*resourceapi.ResourceSlice) {})
+	api.setMinor("38")
+	if _, err := p.serverVersion(true); err != nil {
+		t.Fatal(err)
+	}
+	p.set(fleet{stock: newStock(slices.Clone(s.gpus))})
+	p.expect(t, allOf(s))
+}
+
+func TestDryRunsThatAreNotAllowed(t *testing.T) {
+	t.Parallel()
+	s := newTestNode(t).start().stock
+	api := newFakeAPI()
+	api.PrependReactor("create", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if len(action.(clienttesting.CreateActionImpl).CreateOptions.DryRun) > 0 {
+			return true, nil, apierrors.NewBadRequest("admission webhook does not support dry run")
+		}
+		return false, nil, nil
+	})
+	startPublishing(t, api, fleet{stock: s}).expect(t, allOf(s))
+}
+
+func TestFleetChangesArePublished(t *testing.T) {
+	t.Parallel()
+	n := newTestNode(t)
+	two, three := n.start().stock, n.start(h100s(3)...).stock
+	api := newFakeAPI()
+	p := startPublishing(t, api, fleet{stock: two})
+	p.expect(t, allOf(two))
+	p.set(fleet{stock: three})
+	p.expect(t, allOf(three))
+
+	// Preparing a claim changes the usage and costs the API nothing.
+	before := api.count("list resourceslices") + api.count("create resourceslices") + api.count("update resourceslices")
+	p.set(fleet{three, map[string]bool{left0: true}})
+	retiring := newStock([]stockGPU{*three.gpu(0), *three.gpu(1), {GPU: three.gpu(2).GPU, retiring: true}})
+	if after := api.count("list resourceslices") + api.count("create resourceslices") + api.count("update resourceslices"); after != before {
+		t.Errorf("%d requests", after-before)
+	}
+	p.set(fleet{retiring, map[string]bool{"gpu-2": true}})
+	p.expect(t, append(allOf(two), "gpu-2!"))
+	p.set(fleet{stock: newStock(nil)})
+	p.expect(t, []string{})
+}
+
+func TestWithoutInventoryNothingIsPublished(t *testing.T) {
+	t.Parallel()
+	api := newFakeAPI()
+	p := startPublishing(t, api, fleet{})
+	eventually(t, "the API was asked for slices to remove", func() (bool, any) {
+		n := api.count("list resourceslices")
+		return n > 0, n
+	})
+	if err := p.ready(); err == nil {
+		t.Error("ready")
+	}
+	s := newTestNode(t).start().stock
+	p.set(fleet{stock: s})
+	p.expect(t, allOf(s))
+}
+
+func TestStored(t *testing.T) {
+	pool := resourceslice.Pool{Slices: []resourceslice.Slice{
+		{SharedCounters: []resourceapi.CounterSet{{Name: "set"}}},
+		{Devices: []resourceapi.Device{{Name: "a"}, {Name: "b"}}},
+	}}
+	inAPI := func() []resourceapi.ResourceSlice {
+		spec := func(s resourceapi.ResourceSliceSpec) resourceapi.ResourceSliceSpec {
+			s.Pool = resourceapi.ResourcePool{Name: nodeName, Generation: 3, ResourceSliceCount: 2}
+			s.NodeName = ptr.To(nodeName)
+			return s
+		}
+		return []resourceapi.ResourceSlice{
+			{ObjectMeta: metav1.ObjectMeta{Name: "00001-x"}, Spec: spec(resourceapi.ResourceSliceSpec{Devices: pool.Slices[1].Devices})},
+			{ObjectMeta: metav1.ObjectMeta{Name: "00000-x"}, Spec: spec(resourceapi.ResourceSliceSpec{SharedCounters: pool.Slices[0].SharedCounters})},
+		}
+	}
+	for name, test := range map[string]struct {
+		change func([]resourceapi.ResourceSlice) []resourceapi.ResourceSlice
+		want   bool
+	}{
+		"as it should be": {func(s []resourceapi.ResourceSlice) []resourceapi.ResourceSlice { return s }, true},
+		"one missing":     {func(s []resourceapi.ResourceSlice) []resourceapi.ResourceSlice { return s[:1] }, false},
+		"one too many":    {func(s []resourceapi.ResourceSlice) []resourceapi.ResourceSlice { return append(s, s[0]) }, false},
+		"mixed generations": {func(s []resourceapi.ResourceSlice) []resourceapi.ResourceSlice {
+			s[0].Spec.Pool.Generation++
+			return s
+		}, false},
+		"other devices": {func(s []resourceapi.ResourceSlice) []resourceapi.ResourceSlice {
+			s[0].Spec.Devices = s[0].Spec.Devices[1:]
+			return s
+		}, false},
+		"counters dropped": {func(s []resourceapi.ResourceSlice) []resourceapi.ResourceSlice {
+			s[1].Spec.SharedCounters = nil
+			return s
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := stored(pool, test.change(inAPI())); got != test.want {
+				t.Errorf("got %v", got)
+			}
+		})
+	}
+}
