@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"maps"
 	"os"
+	"os/exec"
 	"reflect"
 	"regexp"
 	"slices"
@@ -193,6 +194,19 @@ func TestArguments(t *testing.T) {
 	}
 }
 
+// The driver's own parser has to know every argument that the chart can render.
+func TestDriverKnowsTheArguments(t *testing.T) {
+	for _, values := range []string{"", "{logFormat: json, logVerbosity: 6, forceBesideRealGPU: true}"} {
+		args := onlyContainer(t, daemonSet(t, render(t, values)).Spec.Template.Spec).Args
+		driver := exec.CommandContext(t.Context(), "go", slices.Concat([]string{"run", "./cmd/simgpu-kubelet-plugin"}, args, []string{"--help"})...)
+		driver.Dir = "../.."
+		driver.Env = append(os.Environ(), "CGO_ENABLED=0") // as the images are built, so that the build is cached
+		if out, err := driver.CombinedOutput(); err != nil || !strings.Contains(string(out), "Usage:") {
+			t.Errorf("%v %v: %v\n%s", driver.Args, values, err, out)
+		}
+	}
+}
+
 func TestProbesUseTheNamedPort(t *testing.T) {
 	container := onlyContainer(t, daemonSet(t, render(t, "http: {port: 9091}")).Spec.Template.Spec)
 	if len(container.Ports) != 1 || container.Ports[0].Name != "http" || container.Ports[0].ContainerPort != 9091 {
@@ -231,7 +245,7 @@ func TestRBACIsExact(t *testing.T) {
 		{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceclaims"}, Verbs: []string{"get"}},
 		{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceslices"}, Verbs: []string{"get", "list", "watch", "create", "update", "patch", "delete"}},
 		{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "watch"}},
-		{APIGroups: []string{"", "events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
+		{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
 	}
 	if got := get[*rbacv1.ClusterRole](t, rendered, "simgpu-kubelet-plugin").Rules; !reflect.DeepEqual(got, want) {
 		t.Errorf("rules:\ngot  %v\nwant %v", got, want)
