@@ -21,11 +21,11 @@ type Config struct {
 	Dirs Dirs
 	// Name tells clusters apart. Default: DefaultName.
 	Name string
-	// Nodes is how many nodes the cluster has. Default: 1.
+	// Nodes is how many nodes the cluster has. Default: as many as it has, 1 for a new one.
 	Nodes int
-	// FeatureGates are set on every Kubernetes component.
+	// FeatureGates are set on every Kubernetes component. Nil takes a cluster as it is; a new one then has none.
 	FeatureGates map[string]bool
-	// RuntimeConfig serves API versions that are off by default, or the reverse.
+	// RuntimeConfig serves API versions that are off by default, or the reverse. Nil is as with FeatureGates.
 	RuntimeConfig map[string]string
 	// Retain keeps a cluster that did not come up, to look into it.
 	Retain bool
@@ -83,9 +83,6 @@ func (c Config) complete() (Config, error) {
 	if c.Name == "" {
 		c.Name = DefaultName
 	}
-	if c.Nodes == 0 {
-		c.Nodes = 1
-	}
 	if c.Timeout == 0 {
 		c.Timeout = DefaultTimeout
 	}
@@ -93,7 +90,7 @@ func (c Config) complete() (Config, error) {
 	if !validName.MatchString(c.Name) {
 		wrong = append(wrong, fmt.Errorf("cluster name %q: use at most 40 lower-case letters, digits and dashes, with no dash at an end", c.Name))
 	}
-	if c.Nodes < 1 || c.Nodes > network.MaxNodes {
+	if c.Nodes < 0 || c.Nodes > network.MaxNodes {
 		wrong = append(wrong, fmt.Errorf("%d nodes: a cluster has 1 to %d", c.Nodes, network.MaxNodes))
 	}
 	if c.Dirs.State == "" || c.Dirs.Cache == "" {

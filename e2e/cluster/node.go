@@ -135,7 +135,7 @@ func (n *Node) Command(ctx context.Context, args ...string) (*exec.Cmd, error) {
 	if err != nil {
 		return nil, err
 	}
-	enter := []string{"--target", strconv.Itoa(p.PID), "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--root", "--wd=/", "--", "/usr/bin/env", "-i"}
+	enter := []string{"--target", strconv.Itoa(p.PID), "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--root", "--", "/usr/bin/env", "--chdir=/", "-i"}
 	enter = append(enter, "HOME=/root", "LANG=C.UTF-8", "PATH="+node.Path, "CONTAINERD_NAMESPACE=k8s.io")
 	if term := os.Getenv("TERM"); term != "" {
 		enter = append(enter, "TERM="+term)
@@ -149,10 +149,9 @@ func (n *Node) Command(ctx context.Context, args ...string) (*exec.Cmd, error) {
 // launched is a node's first process between its start and the moment it is let go.
 type launched struct {
 	node    *Node
-	command *exec.Cmd
+	process process
 	gate    io.WriteCloser
 	report  io.ReadCloser
-	ended   chan struct{}
 }
 
 // launch starts the first process of the node, in namespaces and a control group of its own, and leaves it waiting.
@@ -182,7 +181,7 @@ func (n *Node) launch(ctx context.Context, executable string, groups cgroup.Hier
 	defer reportOut.Close()
 	defer func() {
 		if err != nil {
-			gate.Close() // the process ends when nobody can let it go any more
+			gate.Close() // a process that waits behind it ends
 			report.Close()
 		}
 	}()
@@ -207,11 +206,7 @@ func (n *Node) launch(ctx context.Context, executable string, groups cgroup.Hier
 	if err := command.Start(); err != nil {
 		return nil, fmt.Errorf("start node %s: %w", n.Name(), err)
 	}
-	l := &launched{node: n, command: command, gate: gate, report: report, ended: make(chan struct{})}
-	go func() {
-		command.Wait() // how it ended is in its log and report
-		close(l.ended)
-	}()
+	go command.Wait() // so that it does not stay behind as a zombie; how it ended is in its log and report
 	p, err := identify(command.Process.Pid)
 	if err != nil {
 		return nil, fmt.Errorf("start node %s: %w", n.Name(), err)
@@ -219,7 +214,10 @@ func (n *Node) launch(ctx context.Context, executable string, groups cgroup.Hier
 	if err := writeJSON(n.processPath(), p); err != nil {
 		return nil, err
 	}
-	return l, groups.Add(n.group(), command.Process.Pid)
+	if err := groups.Add(n.group(), command.Process.Pid); err != nil {
+		return nil, err
+	}
+	return &launched{node: n, process: p, gate: gate, report: report}, nil
 }
 
 // release lets the process go and waits until it has made the node.
@@ -230,7 +228,7 @@ func (l *launched) release(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("let node %s go: %w", l.node.Name(), err)
 	}
-	stop := context.AfterFunc(ctx, func() { l.command.Process.Kill() })
+	stop := context.AfterFunc(ctx, func() { l.process.kill() })
 	defer stop()
 	var report bytes.Buffer
 	if _, err := io.Copy(&report, l.report); err != nil {
@@ -245,8 +243,11 @@ func (l *launched) release(ctx context.Context) error {
 	return nil
 }
 
+// abandon lets the process end, since nobody can let it go any more.
+func (l *launched) abandon() error { return errors.Join(l.gate.Close(), l.report.Close()) }
+
 // tailLines is how much of a log an error shows.
-const tailLines = 25
+const tailLines = 15
 
 // logTail returns the end of a component's log, indented, under a line that says whose it is.
 func (n *Node) logTail(component string) string {

@@ -26,8 +26,6 @@ type record struct {
 	// Port of 127.0.0.1 is the way to the API server.
 	Port    int       `json:"port"`
 	Created time.Time `json:"created"`
-	// Usable is set when the cluster has been up once.
-	Usable bool `json:"usable"`
 }
 
 // Cluster is a cluster on this machine, running or not.

@@ -31,56 +31,78 @@ func Up(ctx context.Context, config Config) (_ *Cluster, err error) {
 		return nil, err
 	}
 	out := progress.New(config.Progress)
-	programs, pause, err := prepare(ctx, config.Dirs, out)
-	if err != nil {
-		return nil, err
-	}
-
 	c := &Cluster{dirs: config.Dirs, record: record{Name: config.Name}}
 	held, err := c.lock(ctx, out)
 	if err != nil {
 		return nil, err
 	}
 	defer held.Release()
-	ctx, cancel := context.WithTimeoutCause(ctx, config.Timeout, fmt.Errorf("the cluster was not up within %s", config.Timeout))
-	defer cancel()
 
 	existing, err := Open(config.Dirs, config.Name)
-	switch {
-	case errors.Is(err, ErrNotFound):
-		defer func() {
-			if err != nil && !config.Retain {
-				out.Step("Taking down what was started (--retain keeps it)")
-				err = errors.Join(err, c.down(context.WithoutCancel(ctx)))
-			}
-		}()
-		if err := c.create(config, programs); err != nil {
-			return nil, fmt.Errorf("make cluster %s: %w", config.Name, err)
-		}
-	case err != nil:
+	isNew := errors.Is(err, ErrNotFound)
+	if err != nil && !isNew {
 		return nil, err
-	default:
+	}
+	if !isNew {
 		if err := existing.matches(config); err != nil {
 			return nil, err
 		}
 		c = existing
 	}
-	if err := c.start(ctx, programs, pause, out); err != nil {
+	down, err := c.nodesDown()
+	if err != nil {
+		return nil, err
+	}
+	var stock *stock
+	if isNew || len(down) > 0 {
+		if stock, err = prepare(ctx, config.Dirs, out); err != nil {
+			return nil, err
+		}
+	}
+	if isNew {
+		if !config.Retain {
+			defer func() {
+				if err != nil {
+					out.Step("Taking down what was started (--retain keeps it)")
+					err = errors.Join(err, c.down(context.WithoutCancel(ctx)), held.Remove())
+				}
+			}()
+		}
+		if err := c.create(config); err != nil {
+			return nil, fmt.Errorf("make cluster %s: %w", config.Name, err)
+		}
+		down = c.Nodes()
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, config.Timeout, fmt.Errorf("not up within %s", config.Timeout))
+	defer cancel()
+	if err := c.start(ctx, down, stock, out); err != nil {
 		return nil, fmt.Errorf("cluster %s: %w", config.Name, err)
 	}
 	return c, nil
 }
 
-// prepare gets everything that is the same for all clusters: packages, programs and the pause image.
-func prepare(ctx context.Context, dirs Dirs, out *progress.Printer) (programs map[string]string, pause string, err error) {
+// stock is what is the same for all clusters.
+type stock struct {
+	// programs are executables by their name.
+	programs map[string]string
+	// pause is the archive of the pause image.
+	pause string
+}
+
+// prepare gets what all clusters need, installing and building what is missing.
+func prepare(ctx context.Context, dirs Dirs, out *progress.Printer) (*stock, error) {
 	if err := debian.Install(ctx, dirs.Cache, out); err != nil {
-		return nil, "", err
+		return nil, err
 	}
-	if programs, err = buildPrograms(ctx, dirs, out); err != nil {
-		return nil, "", err
+	programs, err := buildPrograms(ctx, dirs, out)
+	if err != nil {
+		return nil, err
 	}
-	pause, err = BuildImage(ctx, dirs, out, image.Pause)
-	return programs, pause, err
+	pause, err := BuildImage(ctx, dirs, out, image.Pause)
+	if err != nil {
+		return nil, err
+	}
+	return &stock{programs: programs, pause: pause}, nil
 }
 
 // Build gets everything that clusters need without making one, so that the next Up takes seconds.
@@ -89,21 +111,21 @@ func Build(ctx context.Context, config Config) error {
 	if err != nil {
 		return err
 	}
-	_, _, err = prepare(ctx, config.Dirs, progress.New(config.Progress))
+	_, err = prepare(ctx, config.Dirs, progress.New(config.Progress))
 	return err
 }
 
 // matches refuses a config that asks for another cluster than this one.
 func (c *Cluster) matches(config Config) error {
 	var differ []string
-	if c.record.Nodes != config.Nodes {
-		differ = append(differ, fmt.Sprintf("%d nodes (asked for: %d)", c.record.Nodes, config.Nodes))
+	if config.Nodes != 0 && c.record.Nodes != config.Nodes {
+		differ = append(differ, fmt.Sprintf("nodes: %d (asked for: %d)", c.record.Nodes, config.Nodes))
 	}
-	if !maps.Equal(c.record.FeatureGates, config.FeatureGates) {
-		differ = append(differ, fmt.Sprintf("feature gates %v (asked for: %v)", c.record.FeatureGates, config.FeatureGates))
+	if config.FeatureGates != nil && !maps.Equal(c.record.FeatureGates, config.FeatureGates) {
+		differ = append(differ, fmt.Sprintf("feature gates: %v (asked for: %v)", c.record.FeatureGates, config.FeatureGates))
 	}
-	if !maps.Equal(c.record.RuntimeConfig, config.RuntimeConfig) {
-		differ = append(differ, fmt.Sprintf("runtime config %v (asked for: %v)", c.record.RuntimeConfig, config.RuntimeConfig))
+	if config.RuntimeConfig != nil && !maps.Equal(c.record.RuntimeConfig, config.RuntimeConfig) {
+		differ = append(differ, fmt.Sprintf("runtime config: %v (asked for: %v)", c.record.RuntimeConfig, config.RuntimeConfig))
 	}
 	if len(differ) == 0 {
 		return nil
@@ -116,8 +138,12 @@ func (c *Cluster) lock(ctx context.Context, out *progress.Printer) (*lock.Lock, 
 	return lock.Acquire(ctx, c.lockPath(), func() { out.Step("Waiting for another command on cluster %s", c.Name()) })
 }
 
-// create writes everything that a cluster consists of before its first start.
-func (c *Cluster) create(config Config, programs map[string]string) error {
+// create writes everything that a cluster consists of before its first start. What it is comes last: a folder without
+// it is the rest of an earlier attempt.
+func (c *Cluster) create(config Config) error {
+	if err := os.RemoveAll(c.Dir()); err != nil {
+		return err
+	}
 	listener, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		return fmt.Errorf("find a port for the API server: %w", err)
@@ -125,16 +151,13 @@ func (c *Cluster) create(config Config, programs map[string]string) error {
 	defer listener.Close()
 	c.record = record{
 		Name:          config.Name,
-		Nodes:         config.Nodes,
+		Nodes:         max(1, config.Nodes),
 		FeatureGates:  config.FeatureGates,
 		RuntimeConfig: config.RuntimeConfig,
 		Port:          listener.Addr().(*net.TCPAddr).Port,
 		Created:       time.Now().UTC().Truncate(time.Second),
 	}
 	if err := os.MkdirAll(c.Dir(), 0o755); err != nil {
-		return err
-	}
-	if err := c.save(); err != nil {
 		return err
 	}
 	credentials, err := kubernetes.NewCredentials()
@@ -157,7 +180,7 @@ func (c *Cluster) create(config Config, programs map[string]string) error {
 			return fmt.Errorf("node %s: %w", n.Name(), err)
 		}
 	}
-	return nil
+	return c.save()
 }
 
 func (c *Cluster) settings() (kubernetes.Config, error) {
@@ -169,6 +192,7 @@ func (c *Cluster) settings() (kubernetes.Config, error) {
 	return kubernetes.Config{
 		FeatureGates:     c.record.FeatureGates,
 		RuntimeConfig:    c.record.RuntimeConfig,
+		PauseImage:       image.Pause.Reference,
 		Snapshotter:      snapshotter,
 		RestrictOOMScore: !protect,
 	}, err
@@ -217,17 +241,32 @@ func (n *Node) identity() error {
 	return writeFile(filepath.Join(n.rootfs(), "etc/os-release"), release, 0o644)
 }
 
-// start starts what does not run, in the order in which one thing needs another, and waits until the cluster is usable.
-func (c *Cluster) start(ctx context.Context, programs map[string]string, pause string, out *progress.Printer) error {
-	if err := c.linkPrograms(programs); err != nil {
-		return err
+// nodesDown are the nodes that do not run.
+func (c *Cluster) nodesDown() ([]*Node, error) {
+	var down []*Node
+	for _, n := range c.Nodes() {
+		p, err := n.process()
+		if err != nil {
+			return nil, err
+		}
+		if !p.alive() {
+			down = append(down, n)
+		}
 	}
-	started, err := c.startNodes(ctx, programs)
-	if err != nil {
-		return err
-	}
-	if len(started) > 0 {
-		out.Step("Started %s", plural(len(started), "node"))
+	return down, nil
+}
+
+// start starts the nodes that are down and what does not run in the others, in the order in which one thing needs
+// another, and waits until the cluster is usable. It needs the stock only for nodes that are down.
+func (c *Cluster) start(ctx context.Context, down []*Node, stock *stock, out *progress.Printer) error {
+	if len(down) > 0 {
+		if err := c.linkPrograms(stock.programs); err != nil {
+			return err
+		}
+		if err := c.startNodes(ctx, down, stock.programs); err != nil {
+			return err
+		}
+		out.Step("Started %s", plural(len(down), "node"))
 	}
 	for _, n := range c.Nodes() {
 		client, err := n.client()
@@ -237,12 +276,14 @@ func (c *Cluster) start(ctx context.Context, programs map[string]string, pause s
 		if err := client.StartAll(ctx); err != nil {
 			return fmt.Errorf("start the components of %s: %w", n.Name(), err)
 		}
+	}
+	for _, n := range down {
 		if err := c.waitComponent(ctx, out, n, kubernetes.Containerd); err != nil {
 			return err
 		}
-	}
-	if _, err := c.LoadImage(ctx, pause); err != nil {
-		return err
+		if _, err := n.LoadImage(ctx, stock.pause); err != nil {
+			return err
+		}
 	}
 	if err := c.waitComponent(ctx, out, c.Node(1), kubernetes.APIServer); err != nil {
 		return err
@@ -259,54 +300,51 @@ func (c *Cluster) start(ctx context.Context, programs map[string]string, pause s
 		return err
 	}
 	out.Step("Cluster %s is ready: Kubernetes %s, %s", c.Name(), c.version(), plural(c.record.Nodes, "node"))
-	c.record.Usable = true
-	return c.save()
+	return nil
 }
 
-// startNodes starts the nodes that do not run, all at once, and joins them to the others.
-func (c *Cluster) startNodes(ctx context.Context, programs map[string]string) (started []*launched, err error) {
+// startNodes starts nodes that do not run, all at once, and joins them to those that do.
+func (c *Cluster) startNodes(ctx context.Context, down []*Node, programs map[string]string) (err error) {
 	groups, err := cgroup.Discover()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	defer func() {
-		for _, l := range started {
-			if err != nil {
-				l.gate.Close()
-			}
-		}
-	}()
 	settings, err := c.settings()
 	if err != nil {
-		return nil, err
+		return err
+	}
+	var started []*launched
+	defer func() {
+		for _, l := range started {
+			err = errors.Join(err, l.abandon())
+		}
+	}()
+	for _, n := range down {
+		l, err := c.launch(ctx, n, programs, settings, groups)
+		if err != nil {
+			return err
+		}
+		started = append(started, l)
 	}
 	var members []network.Node
 	for _, n := range c.Nodes() {
 		p, err := n.process()
 		if err != nil {
-			return started, err
-		}
-		if !p.alive() {
-			l, err := c.launch(ctx, n, programs, settings, groups)
-			if err != nil {
-				return started, err
-			}
-			started = append(started, l)
-			if p, err = n.process(); err != nil {
-				return started, err
-			}
+			return err
 		}
 		members = append(members, network.Node{Index: n.index, PID: p.PID})
 	}
 	if err := network.Join(members); err != nil {
-		return started, err
+		return err
 	}
-	for _, l := range started {
+	for len(started) > 0 {
+		l := started[0]
+		started = started[1:]
 		if err := l.release(ctx); err != nil {
-			return started, err
+			return err
 		}
 	}
-	return started, nil
+	return nil
 }
 
 // launch writes what the node is and starts its first process.

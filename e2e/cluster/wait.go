@@ -203,12 +203,25 @@ func (c *Cluster) ensureDNS(ctx context.Context) error {
 		Ports:       []discoveryv1.EndpointPort{{Name: &dns, Port: &port, Protocol: &udp}, {Name: &dnsTCP, Port: &port, Protocol: &tcp}},
 	}
 	create := metav1.CreateOptions{}
-	_, err1 := client.RbacV1().ClusterRoles().Create(ctx, role, create)
-	_, err2 := client.RbacV1().ClusterRoleBindings().Create(ctx, binding, create)
-	_, err3 := client.CoreV1().Services(metav1.NamespaceSystem).Create(ctx, service, create)
-	_, err4 := client.DiscoveryV1().EndpointSlices(metav1.NamespaceSystem).Create(ctx, slice, create)
-	for _, err := range []error{err1, err2, err3, err4} {
-		if err != nil && !apierrors.IsAlreadyExists(err) {
+	steps := []func() error{
+		func() error { _, err := client.RbacV1().ClusterRoles().Create(ctx, role, create); return err },
+		func() error { _, err := client.RbacV1().ClusterRoleBindings().Create(ctx, binding, create); return err },
+		func() error {
+			services := client.CoreV1().Services(metav1.NamespaceSystem)
+			// A second one fails for its address before it fails for its name.
+			if _, err := services.Get(ctx, name, metav1.GetOptions{}); err == nil || !apierrors.IsNotFound(err) {
+				return err
+			}
+			_, err := services.Create(ctx, service, create)
+			return err
+		},
+		func() error {
+			_, err := client.DiscoveryV1().EndpointSlices(metav1.NamespaceSystem).Create(ctx, slice, create)
+			return err
+		},
+	}
+	for _, step := range steps {
+		if err := step(); err != nil && !apierrors.IsAlreadyExists(err) {
 			return err
 		}
 	}

@@ -31,7 +31,7 @@ type Recipe struct {
 type Source struct {
 	// Module is the folder of its module in the repository.
 	Module string
-	// Package is its path in the module.
+	// Package is its import path, or its path relative to the module (./cmd/x).
 	Package string
 }
 
@@ -55,7 +55,10 @@ var recipes = []Recipe{
 	{
 		Name:      "vllm-sim",
 		Reference: "simgpu/vllm-sim:0.1.0",
-		Programs:  []Source{{".", "./cmd/vllm-sim"}, {"modelserver/llm-d-inference-sim", "./cmd/llm-d-inference-sim"}},
+		Programs: []Source{
+			{".", "./cmd/vllm-sim"},
+			{"modelserver/inferencesim", "github.com/llm-d/llm-d-inference-sim/cmd/llm-d-inference-sim"},
+		},
 		Spec: Spec{
 			Links:      map[string]string{binDir + "/vllm": "vllm-sim"},
 			Entrypoint: []string{"vllm", "serve"},
@@ -157,6 +160,7 @@ func (b *Builder) Build(ctx context.Context, r Recipe, references ...string) (st
 		return "", err
 	}
 	if _, err := os.Stat(file); err == nil {
+		build.MarkUsed(file)
 		return file, nil
 	} else if !errors.Is(err, os.ErrNotExist) {
 		return "", err
@@ -176,7 +180,7 @@ func (b *Builder) place(name string, spec Spec, references []string) (string, er
 	return filepath.Join(b.Cache, "images", name, fmt.Sprintf("%x", sha256.Sum256(content))[:16]+".tar"), nil
 }
 
-// save writes the image and removes older ones of the recipe, which are quick to make again.
+// save writes the image, and removes old ones of the recipe.
 func (b *Builder) save(file string, spec Spec, references []string) error {
 	image, err := Assemble(spec)
 	if err != nil {
@@ -190,5 +194,9 @@ func (b *Builder) save(file string, spec Spec, references []string) error {
 	if err := Save(temporary, image, references...); err != nil {
 		return err
 	}
-	return os.Rename(temporary, file)
+	if err := os.Rename(temporary, file); err != nil {
+		return err
+	}
+	build.RemoveUnused(filepath.Dir(file))
+	return nil
 }

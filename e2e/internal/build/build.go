@@ -55,7 +55,7 @@ type Builder struct {
 	Progress *progress.Printer
 }
 
-// keepUnused is how long an executable is kept that nobody asked for.
+// keepUnused is how long something is kept that nobody asks for.
 const keepUnused = 14 * 24 * time.Hour
 
 // environment makes the outcome independent of the caller's settings: static executables without paths of this machine in them.
@@ -85,7 +85,7 @@ func (b *Builder) Build(ctx context.Context, programs ...Program) (map[string]st
 		return nil, err
 	}
 	for _, m := range missing {
-		b.removeUnused(m.Name, paths[m.Name])
+		RemoveUnused(filepath.Join(b.Cache, m.Name))
 	}
 	return paths, nil
 }
@@ -123,8 +123,7 @@ func (b *Builder) look(ctx context.Context, programs []Program) (paths map[strin
 		} else if err != nil {
 			return nil, nil, err
 		} else {
-			now := time.Now()
-			_ = os.Chtimes(filepath.Dir(path), now, now) // only for removeUnused: a read-only cache is as good
+			MarkUsed(filepath.Dir(path))
 		}
 	}
 	return paths, missing, nil
@@ -211,17 +210,21 @@ func (b *Builder) compile(ctx context.Context, programs []planned, paths map[str
 	return nil
 }
 
-// removeUnused removes executables of this name that nobody has used for a long time. Running ones go on running.
-func (b *Builder) removeUnused(name, current string) {
-	entries, err := os.ReadDir(filepath.Join(b.Cache, name))
+// MarkUsed notes that something in a cache was asked for.
+func MarkUsed(path string) {
+	now := time.Now()
+	_ = os.Chtimes(path, now, now) // where that is not allowed, nothing is removed either
+}
+
+// RemoveUnused removes what is in a folder of a cache and was not asked for in two weeks. Programs that run go on running.
+func RemoveUnused(folder string) {
+	entries, err := os.ReadDir(folder)
 	if err != nil {
 		return
 	}
 	for _, entry := range entries {
-		folder := filepath.Join(b.Cache, name, entry.Name())
-		info, err := entry.Info()
-		if err == nil && folder != filepath.Dir(current) && time.Since(info.ModTime()) > keepUnused {
-			os.RemoveAll(folder)
+		if info, err := entry.Info(); err == nil && time.Since(info.ModTime()) > keepUnused {
+			os.RemoveAll(filepath.Join(folder, entry.Name()))
 		}
 	}
 }

@@ -23,14 +23,13 @@ type Config struct {
 	FeatureGates map[string]bool
 	// RuntimeConfig turns API versions on and off (resource.k8s.io/v1alpha3: true).
 	RuntimeConfig map[string]string
+	// PauseImage is the image that holds a pod's namespaces. Every node must have it before its first pod.
+	PauseImage string
 	// Snapshotter is how containerd keeps the file systems of containers: overlayfs, or native where a node's folder is itself on an overlay.
 	Snapshotter string
 	// RestrictOOMScore is for machines whose root may not protect processes from the out-of-memory killer (no CAP_SYS_RESOURCE).
 	RestrictOOMScore bool
 }
-
-// PauseImage is the image that holds a pod's namespaces. Every node has it before its first pod.
-const PauseImage = "simgpu.dev/pause:1"
 
 // Port of the API server on node 1.
 const apiPort = 6443
@@ -56,6 +55,8 @@ const ContainerdSocket = "/run/containerd/containerd.sock"
 const (
 	configDir = "/etc/kubernetes"
 	pkiDir    = configDir + "/pki"
+	// volumePluginDir replaces a folder below /usr, which nodes cannot write.
+	volumePluginDir = "/var/lib/kubelet/volume-plugins"
 )
 
 // NodeName is the name of a node.
@@ -153,8 +154,12 @@ func controllerManager(c Config) node.Component {
 			"--bind-address=127.0.0.1",
 			"--cluster-signing-cert-file=" + pkiDir + "/ca.crt",
 			"--cluster-signing-key-file=" + pkiDir + "/ca.key",
+			"--flex-volume-plugin-dir=" + volumePluginDir,
+			"--kube-api-burst=400", // with the default, the manager takes five seconds to start its controllers
+			"--kube-api-qps=200",
 			"--kubeconfig=" + kubeconfig,
 			"--leader-elect=false",
+			"--node-monitor-period=1s", // a new node can be used as soon as it is ready
 			"--root-ca-file=" + pkiDir + "/ca.crt",
 			"--service-account-private-key-file=" + pkiDir + "/sa.key",
 			"--use-service-account-credentials=true",
@@ -300,7 +305,7 @@ func kubeletConfig(c Config) map[string]any {
 		"syncFrequency":               "10s",
 		"tlsCertFile":                 pkiDir + "/kubelet.crt",
 		"tlsPrivateKeyFile":           pkiDir + "/kubelet.key",
-		"volumePluginDir":             "/var/lib/kubelet/volume-plugins",
+		"volumePluginDir":             volumePluginDir,
 	})
 }
 
@@ -370,7 +375,7 @@ disabled_plugins = [
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
   BinaryName = "/usr/sbin/runc"
   SystemdCgroup = false
-`, c.Snapshotter, PauseImage, c.RestrictOOMScore)
+`, c.Snapshotter, c.PauseImage, c.RestrictOOMScore)
 	return b.String()
 }
 
@@ -397,21 +402,29 @@ func cniConfig(index int) string {
 `, network.NodePodCIDR(index))
 }
 
-// corefile serves the names of the cluster alone: there is nobody outside to ask.
+// corefile serves the names of the cluster. There is nobody outside to ask: all other names do not exist.
 func corefile() string {
-	return fmt.Sprintf(`.:53 {
-    bind %s
+	return fmt.Sprintf(`cluster.local in-addr.arpa ip6.arpa {
+    bind %[1]s
     errors
     health 127.0.0.1:8080
     ready 127.0.0.1:8181
     prometheus 127.0.0.1:9153
-    kubernetes cluster.local in-addr.arpa ip6.arpa {
-        kubeconfig %s/coredns.conf
+    kubernetes {
+        kubeconfig %[2]s/coredns.conf
         pods insecure
         ttl 5
     }
     cache 5
     loadbalance
+}
+
+. {
+    bind %[1]s
+    errors
+    template ANY ANY {
+        rcode NXDOMAIN
+    }
 }
 `, network.NodeIP(1), configDir)
 }

@@ -16,8 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stopGrace is how long a component may take to end by itself. The API server is the slowest: it finishes open requests.
-const stopGrace = 20 * time.Second
+// stopGrace is how long a component may take to end by itself. All but the API server take less than a second; that one
+// would wait for a minute for requests that nobody finishes.
+const stopGrace = 5 * time.Second
 
 // supervisor runs the components of a node. It is the only one who waits for processes, since process 1 also
 // inherits those whose parents have ended.

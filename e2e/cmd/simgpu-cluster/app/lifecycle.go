@@ -40,7 +40,7 @@ quarter of an hour on two cores; afterwards it takes seconds. For a cluster that
 		},
 	}
 	flags := command.Flags()
-	flags.IntVar(&config.Nodes, "nodes", 1, "number of nodes")
+	flags.IntVar(&config.Nodes, "nodes", 0, "number of nodes (default 1)")
 	flags.StringToStringVar(&gates, "feature-gates", nil, "feature gates of all components (Name=true,...)")
 	flags.StringToStringVar(&runtimeConfig, "runtime-config", nil, "API versions to serve or not (resource.k8s.io/v1alpha3=true,...)")
 	flags.BoolVar(&config.Retain, "retain", false, "keep what was started when the cluster does not come up, to look into it")

@@ -146,7 +146,7 @@ func logsCommand(o *options) *cobra.Command {
 }
 
 func execCommand(o *options) *cobra.Command {
-	command := &cobra.Command{
+	return &cobra.Command{
 		Use:   "exec NODE -- COMMAND [ARGUMENT...]",
 		Short: "Run a command in a node",
 		Args:  cobra.MinimumNArgs(2),
@@ -163,8 +163,6 @@ func execCommand(o *options) *cobra.Command {
 			return inside.Run()
 		},
 	}
-	command.Flags().SetInterspersed(false)
-	return command
 }
 
 func kubeconfigCommand(o *options) *cobra.Command {
