@@ -9,8 +9,13 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 )
 
-// nullDevice backs every simulated device node: it exists on every host, and the default device
+// nullDevice is what every simulated device node is: it exists on every host, and the default device
 // rules of every runtime allow it, so that no container needs a privilege for a simulated device.
+//
+// It is mounted over the path of the node rather than described as a CDI device node: inside a user
+// namespace a runtime cannot make nodes and mounts the host's node of the same path instead, of which
+// a simulated device has none. Pods with hostUsers: false remain out of reach where the runtime asks for
+// id-mapped mounts, which the file system of /dev does not offer.
 const nullDevice = "/dev/null"
 
 // Claim is what containers get from one prepared claim.
@@ -34,7 +39,7 @@ type Device struct {
 type Edits struct {
 	// Env holds environment variables by name.
 	Env map[string]string
-	// Nodes are paths of device nodes. Each is a copy of /dev/null.
+	// Nodes are paths of device nodes in the container. Each is the host's /dev/null.
 	Nodes []string
 	// Mounts are read-only.
 	Mounts []Mount
@@ -90,7 +95,7 @@ func (e Edits) build() specs.ContainerEdits {
 	}
 	slices.Sort(edits.Env)
 	for _, path := range e.Nodes {
-		edits.DeviceNodes = append(edits.DeviceNodes, &specs.DeviceNode{Path: path, HostPath: nullDevice, Permissions: "rw"})
+		edits.Mounts = append(edits.Mounts, &specs.Mount{HostPath: nullDevice, ContainerPath: path, Options: []string{"bind", "rw", "nosuid", "noexec"}})
 	}
 	for _, m := range e.Mounts {
 		options := []string{"rbind", "ro", "nosuid", "nodev"}

@@ -299,10 +299,11 @@ func (n *testNode) inject(ids ...string) container {
 		}
 		for _, e := range edits {
 			c.env = append(c.env, e.Env...)
-			for _, node := range e.DeviceNodes {
-				c.nodes = append(c.nodes, node.Path)
-			}
 			for _, m := range e.Mounts {
+				if m.HostPath == "/dev/null" {
+					c.nodes = append(c.nodes, m.ContainerPath)
+					continue
+				}
 				c.mounts[m.ContainerPath] = m.HostPath
 			}
 		}
