@@ -78,7 +78,7 @@ var Test = Recipe{
 	Reference: "simgpu/testimage:0.1.0",
 	Programs:  []Source{{"e2e", "./testimage"}},
 	Spec: Spec{
-		Links:   testLinks("cat", "env", "id", "lookup", "ls", "serve", "sleep", "wget"),
+		Links:   testLinks("cat", "env", "id", "lookup", "ls", "serve", "sleep", "tar", "wget"),
 		Command: []string{"sleep", "infinity"},
 	},
 }

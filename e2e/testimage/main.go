@@ -3,6 +3,7 @@
 package main
 
 import (
+	"archive/tar"
 	"errors"
 	"fmt"
 	"io"
@@ -31,6 +32,7 @@ var programs = map[string]program{
 	"ls":     ls,
 	"serve":  serve,
 	"sleep":  sleep,
+	"tar":    archive,
 	"wget":   wget,
 }
 
@@ -193,6 +195,91 @@ func sleep(args []string, _ io.Writer) error {
 	case <-done:
 	}
 	return nil
+}
+
+// archive does what kubectl cp asks of tar: "cf - PATH" writes files as an archive, "xf - -C FOLDER" unpacks one.
+func archive(args []string, out io.Writer) error {
+	folder, paths, extract := ".", []string(nil), false
+	for i := 0; i < len(args); i++ {
+		switch arg := args[i]; {
+		case i == 0:
+			extract = strings.Contains(arg, "x")
+		case arg == "-C" && i+1 < len(args):
+			i++
+			folder = args[i]
+		case arg != "-" && !strings.HasPrefix(arg, "--"):
+			paths = append(paths, arg)
+		}
+	}
+	if extract {
+		return unpack(tar.NewReader(os.Stdin), folder)
+	}
+	writer := tar.NewWriter(out)
+	for _, path := range paths {
+		if err := pack(writer, folder, path); err != nil {
+			return err
+		}
+	}
+	return writer.Close()
+}
+
+func pack(writer *tar.Writer, folder, path string) error {
+	return filepath.WalkDir(filepath.Join(folder, path), func(file string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := entry.Info()
+		if err != nil || !info.Mode().IsRegular() && !info.IsDir() {
+			return err
+		}
+		header, err := tar.FileInfoHeader(info, "")
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(folder, file)
+		if err != nil {
+			return err
+		}
+		header.Name = strings.TrimPrefix(name, "/")
+		if err := writer.WriteHeader(header); err != nil || info.IsDir() {
+			return err
+		}
+		return cat([]string{file}, writer)
+	})
+}
+
+func unpack(reader *tar.Reader, folder string) error {
+	root, err := os.OpenRoot(folder)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	for {
+		header, err := reader.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		name := filepath.Clean(header.Name)
+		if header.Typeflag == tar.TypeDir {
+			if err := root.MkdirAll(name, 0o755); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := root.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+			return err
+		}
+		file, err := root.OpenFile(name, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, header.FileInfo().Mode().Perm())
+		if err != nil {
+			return err
+		}
+		_, err = io.Copy(file, reader)
+		if err := errors.Join(err, file.Close()); err != nil {
+			return err
+		}
+	}
 }
 
 // wget writes what is at a URL. An answer other than 2xx is an error that shows the answer.

@@ -67,16 +67,16 @@ func (b *Builder) Build(ctx context.Context, programs ...Program) (map[string]st
 	if err != nil || len(missing) == 0 {
 		return paths, err
 	}
-	if err := os.MkdirAll(b.Cache, 0o755); err != nil {
-		return nil, fmt.Errorf("make the folder for built programs: %w", err)
+	// In the same order everywhere, so that no two builds wait for each other.
+	slices.SortFunc(missing, func(x, y planned) int { return strings.Compare(x.Name, y.Name) })
+	for _, m := range missing {
+		held, err := lock.Acquire(ctx, filepath.Join(b.Cache, ".lock-"+m.Name), func() { b.Progress.Step("Waiting for another build of %s", m.Name) })
+		if err != nil {
+			return nil, err
+		}
+		defer held.Release()
 	}
-	held, err := lock.Acquire(ctx, filepath.Join(b.Cache, "lock"), func() { b.Progress.Step("Waiting for another build to finish") })
-	if err != nil {
-		return nil, err
-	}
-	defer held.Release()
-
-	// The process that held the lock may have built them.
+	// Whoever held a lock may have built what is missing.
 	paths, missing, err = b.look(ctx, programs)
 	if err != nil || len(missing) == 0 {
 		return paths, err
@@ -103,12 +103,13 @@ func (b *Builder) look(ctx context.Context, programs []Program) (paths map[strin
 	if err != nil {
 		return nil, nil, err
 	}
+	all, err := b.inputs(ctx, programs)
+	if err != nil {
+		return nil, nil, fmt.Errorf("find out what %s consist of: %w", names(programs), err)
+	}
 	paths = map[string]string{}
-	for _, p := range programs {
-		in, err := b.inputs(ctx, p.Package)
-		if err != nil {
-			return nil, nil, fmt.Errorf("find out what %s is made of: %w", p.Name, err)
-		}
+	for i, p := range programs {
+		in := all[i]
 		plan := planned{Program: p, importPath: in.importPath, linkFlags: "-s -w"}
 		if p.Stamp != nil {
 			stamps := p.Stamp(in.modules)
@@ -131,11 +132,11 @@ func (b *Builder) look(ctx context.Context, programs []Program) (paths map[strin
 
 // compile builds the programs into a temporary folder and moves each to its place.
 func (b *Builder) compile(ctx context.Context, programs []planned, paths map[string]string) error {
-	names := make([]string, len(programs))
-	for i, p := range programs {
-		names[i] = p.Name
+	var what []Program
+	for _, p := range programs {
+		what = append(what, p.Program)
 	}
-	b.Progress.Step("Building %s (once per version; kept in %s)", strings.Join(names, ", "), b.Cache)
+	b.Progress.Step("Building %s (once per version; kept in %s)", names(what), b.Cache)
 	temporary, err := os.MkdirTemp(b.Cache, ".build-")
 	if err != nil {
 		return fmt.Errorf("make a folder to build in: %w", err)
@@ -184,18 +185,18 @@ func (b *Builder) compile(ctx context.Context, programs []planned, paths map[str
 				fmt.Fprintln(&output, line)
 			}
 		case <-tick.C:
-			what := fmt.Sprintf("compiled %d of %d packages", min(len(known), total), total)
+			state := fmt.Sprintf("compiled %d of %d packages", min(len(known), total), total)
 			if len(known) >= total {
-				what = "linking"
+				state = "linking"
 			}
-			b.Progress.Status("  %s, %s", what, time.Since(start).Round(time.Second))
+			b.Progress.Status("  %s, %s", state, time.Since(start).Round(time.Second))
 		}
 	}
 	if err := command.Wait(); err != nil {
 		if ctx.Err() != nil {
-			return fmt.Errorf("build %s: %w", strings.Join(names, ", "), context.Cause(ctx))
+			return fmt.Errorf("build %s: %w", names(what), context.Cause(ctx))
 		}
-		return fmt.Errorf("build %s: %w\n%s", strings.Join(names, ", "), err, lastLines(output.String(), 30))
+		return fmt.Errorf("build %s: %w\n%s", names(what), err, lastLines(output.String(), 30))
 	}
 	for _, p := range programs {
 		built := filepath.Join(temporary, executableName(p.importPath))
@@ -206,7 +207,7 @@ func (b *Builder) compile(ctx context.Context, programs []planned, paths map[str
 			return fmt.Errorf("keep the built %s: %w", p.Name, err)
 		}
 	}
-	b.Progress.Step("Built %s: %d packages in %s", strings.Join(names, ", "), total, time.Since(start).Round(time.Second))
+	b.Progress.Step("Built %s: %d packages in %s", names(what), total, time.Since(start).Round(time.Second))
 	return nil
 }
 
@@ -214,6 +215,15 @@ func (b *Builder) compile(ctx context.Context, programs []planned, paths map[str
 func MarkUsed(path string) {
 	now := time.Now()
 	_ = os.Chtimes(path, now, now) // where that is not allowed, nothing is removed either
+}
+
+// names lists programs for people.
+func names(programs []Program) string {
+	var all []string
+	for _, p := range programs {
+		all = append(all, p.Name)
+	}
+	return strings.Join(all, ", ")
 }
 
 // RemoveUnused removes what is in a folder of a cache and was not asked for in two weeks. Programs that run go on running.

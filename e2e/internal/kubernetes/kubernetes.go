@@ -66,7 +66,7 @@ func NodeName(index int) string { return fmt.Sprintf("node-%d", index) }
 func Components(c Config, index int) []node.Component {
 	all := []node.Component{containerd()}
 	if index == 1 {
-		all = append(all, etcd(), apiServer(c), controllerManager(c), scheduler(), coreDNS())
+		all = append(all, etcd(), apiServer(c), controllerManager(c), scheduler(c), coreDNS())
 	}
 	return append(all, kubelet(index), proxy(index))
 }
@@ -169,17 +169,17 @@ func controllerManager(c Config) node.Component {
 	}
 }
 
-func scheduler() node.Component {
+func scheduler(c Config) node.Component {
 	kubeconfig := configDir + "/scheduler.conf"
 	return node.Component{
 		Name: Scheduler,
-		Command: []string{
+		Command: append([]string{
 			"kube-scheduler",
 			"--authentication-kubeconfig=" + kubeconfig,
 			"--authorization-kubeconfig=" + kubeconfig,
 			"--bind-address=127.0.0.1",
 			"--config=" + configDir + "/scheduler.yaml",
-		},
+		}, gates(c)...),
 		After: []node.Probe{apiReady()},
 		Ready: node.Probe{URL: "https://127.0.0.1:10259/readyz"},
 	}
@@ -267,7 +267,7 @@ func Files(c Config, index int) (map[string]string, error) {
 		files[path] = string(content)
 	}
 	if index == 1 {
-		content, err := yaml.Marshal(schedulerConfig(c))
+		content, err := yaml.Marshal(schedulerConfig())
 		if err != nil {
 			return nil, fmt.Errorf("write the configuration of the scheduler: %w", err)
 		}
@@ -323,14 +323,13 @@ func proxyConfig(c Config) map[string]any {
 	})
 }
 
-func schedulerConfig(c Config) map[string]any {
-	config := map[string]any{
+func schedulerConfig() map[string]any {
+	return map[string]any{
 		"apiVersion":       "kubescheduler.config.k8s.io/v1",
 		"kind":             "KubeSchedulerConfiguration",
 		"clientConnection": map[string]any{"kubeconfig": configDir + "/scheduler.conf", "qps": 200, "burst": 400},
 		"leaderElection":   map[string]any{"leaderElect": false},
 	}
-	return config
 }
 
 func withGates(c Config, config map[string]any) map[string]any {

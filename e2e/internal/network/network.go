@@ -142,6 +142,12 @@ func (h *handle) ensurePair(other *handle) error {
 		if err != nil {
 			return fmt.Errorf("find %s: %w", bridge, err)
 		}
+		// The pair of a node that was started anew vanishes with the old namespace, but the kernel takes its time.
+		if old, err := h.LinkByName(port); err == nil {
+			if err := h.LinkDel(old); err != nil && !errors.Is(err, unix.ENODEV) {
+				return fmt.Errorf("remove the old %s: %w", port, err)
+			}
+		}
 		err = h.LinkAdd(&netlink.Veth{
 			LinkAttrs:     netlink.LinkAttrs{Name: port, MasterIndex: master.Attrs().Index},
 			PeerName:      uplink,

@@ -117,7 +117,7 @@ func run(specPath string, report *os.File) error {
 			"HOME=/root",
 			"LANG=C.UTF-8",
 			"PATH=" + Path,
-		}),
+		}, LogDir),
 	}
 	socket, err := listen(socketPath)
 	if err != nil {

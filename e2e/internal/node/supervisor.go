@@ -16,14 +16,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stopGrace is how long a component may take to end by itself. All but the API server take less than a second; that one
-// would wait for a minute for requests that nobody finishes.
+// stopGrace is enough for all components. All but the API server take less than a second; that one would wait for a
+// minute for requests that nobody finishes.
 const stopGrace = 5 * time.Second
 
 // supervisor runs the components of a node. It is the only one who waits for processes, since process 1 also
 // inherits those whose parents have ended.
 type supervisor struct {
 	environment []string
+	logDir      string
+	// grace is how long a component may take to end by itself.
+	grace time.Duration
 
 	mu         sync.Mutex
 	components []*supervised
@@ -42,8 +45,8 @@ type supervised struct {
 	stopping bool
 }
 
-func newSupervisor(components []Component, environment []string) *supervisor {
-	s := &supervisor{environment: environment}
+func newSupervisor(components []Component, environment []string, logDir string) *supervisor {
+	s := &supervisor{environment: environment, logDir: logDir, grace: stopGrace}
 	for _, c := range components {
 		s.components = append(s.components, &supervised{Component: c, status: Status{Name: c.Name, State: Stopped}})
 	}
@@ -179,7 +182,7 @@ func (s *supervisor) launch(c Component) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	log, err := os.OpenFile(filepath.Join(LogDir, c.Name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	log, err := os.OpenFile(filepath.Join(s.logDir, c.Name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return 0, err
 	}
@@ -248,7 +251,7 @@ func (s *supervisor) stop(ctx context.Context, name string) error {
 	case <-gone:
 	case <-ctx.Done():
 		return fmt.Errorf("stop %s: %w", name, context.Cause(ctx))
-	case <-time.After(stopGrace):
+	case <-time.After(s.grace):
 		if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
 			return fmt.Errorf("kill %s: %w", name, err)
 		}
@@ -260,6 +263,9 @@ func (s *supervisor) stop(ctx context.Context, name string) error {
 
 // killAll ends every process of the node but the init, at once, and waits until they are gone.
 func (s *supervisor) killAll(ctx context.Context) error {
+	if os.Getpid() != 1 {
+		return errors.New("only process 1 of a node may end everything around it")
+	}
 	s.mu.Lock()
 	var waits []<-chan struct{}
 	for _, c := range s.components {
