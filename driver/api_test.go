@@ -32,7 +32,6 @@ type fakeAPI struct {
 	drops    func(*resourceapi.ResourceSlice)
 	honest   bool // dry runs drop, too
 	dryRuns  int
-	minor    string
 	requests map[string]int // "verb resource" -> count
 }
 

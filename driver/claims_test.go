@@ -22,7 +22,7 @@ func TestPrepareAnswersInTheOrderOfTheAllocation(t *testing.T) {
 	n := newTestNode(t)
 	p := n.start()
 	claim := claimOf("a", []string{right0, whole1},
-		result(0, func(r *resourceapi.DeviceRequestAllocationResult) { r.Request = "gpu/small" }),
+		firstResult(func(r *resourceapi.DeviceRequestAllocationResult) { r.Request = "gpu/small" }),
 		func(claim *resourceapi.ResourceClaim) {
 			results := claim.Status.Allocation.Devices.Results
 			foreign := resourceapi.DeviceRequestAllocationResult{Request: "nic", Driver: "net.example.com", Pool: "x", Device: "eth0"}
@@ -402,7 +402,7 @@ func TestUnusableAllocationsSayWhy(t *testing.T) {
 		want  []string
 	}{
 		"unknown device": {claimOf("a", []string{"gpu-9"}), []string{"team/a", "request r0", "gpu-9", "inventory"}},
-		"other pool": {claimOf("a", []string{left0}, result(0, func(r *resourceapi.DeviceRequestAllocationResult) { r.Pool = "node-2" })),
+		"other pool": {claimOf("a", []string{left0}, firstResult(func(r *resourceapi.DeviceRequestAllocationResult) { r.Pool = "node-2" })),
 			[]string{"team/a", `"node-2"`, `"node-1"`}},
 		"UID that leaves the folder": {claimOf("a", []string{left0}, func(c *resourceapi.ResourceClaim) { c.UID = "../../x" }),
 			[]string{"../../x"}},
@@ -443,7 +443,7 @@ func TestConfigurationShowsInTheContainer(t *testing.T) {
 func TestClaimWithoutDevicesOfTheDriverIsNotKept(t *testing.T) {
 	n := newTestNode(t)
 	p := n.start()
-	claim := claimOf("a", []string{"eth0"}, result(0, func(r *resourceapi.DeviceRequestAllocationResult) { r.Driver = "net.example.com" }))
+	claim := claimOf("a", []string{"eth0"}, firstResult(func(r *resourceapi.DeviceRequestAllocationResult) { r.Driver = "net.example.com" }))
 	if ids := p.mustPrepare(t, claim); len(ids) != 0 {
 		t.Errorf("answered %v", ids)
 	}
@@ -465,7 +465,7 @@ func TestSharesOfADeviceArePassedOn(t *testing.T) {
 	n := newTestNode(t)
 	p := n.start()
 	share := types.UID("5e8c86e4-8e9a-4b13-90a5-3e1f4d3b8a55")
-	claim := claimOf("a", []string{whole0}, result(0, func(r *resourceapi.DeviceRequestAllocationResult) { r.ShareID = ptr.To(share) }))
+	claim := claimOf("a", []string{whole0}, firstResult(func(r *resourceapi.DeviceRequestAllocationResult) { r.ShareID = ptr.To(share) }))
 	devices, err := p.prepare(t.Context(), claim)
 	if err != nil {
 		t.Fatal(err)

@@ -224,6 +224,8 @@ func (d *Driver) startHelper(ctx context.Context, plugin *plugin) (*kubeletplugi
 		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{metadatav1beta1.SchemeGroupVersion}),
 		// Claims are serialized one by one, so that a slow one does not hold up the others.
 		kubeletplugin.Serialize(false),
+		// Device health is not reported yet.
+		kubeletplugin.HealthService(false),
 		kubeletplugin.GRPCInterceptor(d.noteRegistration),
 	)
 	if err != nil {
@@ -237,6 +239,8 @@ func (d *Driver) noteRegistration(ctx context.Context, request any, info *grpc.U
 	response, err := handle(ctx, request)
 	if status, ok := request.(*registerapi.RegistrationStatus); ok {
 		d.registered.Store(status.PluginRegistered && err == nil)
+		// A kubelet that starts deletes the slices of all drivers on its node.
+		d.publisher.Load().recheck()
 	}
 	return response, err
 }

@@ -36,8 +36,7 @@ type wholeNode struct {
 func newWholeNode(t *testing.T, objects ...runtime.Object) *wholeNode {
 	t.Helper()
 	n := &wholeNode{testNode: newTestNode(t), api: newFakeAPI(objects...), inventory: newConfigMap(t)}
-	// A test's own folder has too long a name for sockets.
-	root, err := os.MkdirTemp("", "simgpu")
+	root, err := os.MkdirTemp("", "simgpu") //nolint:usetesting // t.TempDir has too long a name for sockets
 	if err != nil {
 		t.Fatal(err)
 	}

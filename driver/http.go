@@ -16,7 +16,7 @@ import (
 type httpServer struct {
 	server   *http.Server
 	listener net.Listener
-	done     chan error
+	done     chan struct{}
 }
 
 // startHTTP listens on the endpoint, nothing if it is "". Failures after that go to fatal.
@@ -35,16 +35,13 @@ func startHTTP(endpoint string, registry *prometheus.Registry, healthy, ready fu
 	s := &httpServer{
 		server:   &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second},
 		listener: listener,
-		done:     make(chan error, 1),
+		done:     make(chan struct{}),
 	}
 	go func() {
-		err := s.server.Serve(listener)
-		if errors.Is(err, http.ErrServerClosed) {
-			err = nil
-		} else {
+		defer close(s.done)
+		if err := s.server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 			fatal(fmt.Errorf("HTTP endpoint: %w", err))
 		}
-		s.done <- err
 	}()
 	return s, nil
 }

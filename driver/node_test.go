@@ -198,8 +198,8 @@ func adminAccess(claim *resourceapi.ResourceClaim) {
 	}
 }
 
-func result(i int, change func(*resourceapi.DeviceRequestAllocationResult)) option {
-	return func(claim *resourceapi.ResourceClaim) { change(&claim.Status.Allocation.Devices.Results[i]) }
+func firstResult(change func(*resourceapi.DeviceRequestAllocationResult)) option {
+	return func(claim *resourceapi.ResourceClaim) { change(&claim.Status.Allocation.Devices.Results[0]) }
 }
 
 func config(raw string, requests ...string) option {

@@ -29,7 +29,11 @@ const (
 	featureTaints     = "DRADeviceTaints"
 
 	// seeWithin is how long slices may take to show up in the API before that counts as a failure.
-	seeWithin = 10 * time.Second
+	seeWithin = 30 * time.Second
+	// remindAfter is how long missing slices are waited for before the helper is told about them again.
+	// By itself it looks for slices that somebody deleted, as the kubelet does when it starts, half a
+	// minute later.
+	remindAfter = time.Second
 )
 
 var errChangedMeanwhile = errors.New("there is something newer to publish")
@@ -76,6 +80,14 @@ func (p *publisher) changed() {
 	case p.wake <- struct{}{}:
 	default:
 	}
+}
+
+// recheck says that somebody may have deleted the slices.
+func (p *publisher) recheck() {
+	p.mu.Lock()
+	p.visible = false
+	p.mu.Unlock()
+	p.changed()
 }
 
 // ready is nil once what should be published has been seen in the API.
@@ -163,7 +175,7 @@ func (p *publisher) sync(ctx context.Context, thorough bool) error {
 	if err := p.hand(ctx, &resources, f, api); err != nil {
 		return err
 	}
-	return p.see(ctx, resources.Pools[p.nodeName])
+	return p.see(ctx, resources)
 }
 
 func (p *publisher) serverVersion(fresh bool) (*version.Info, error) {
@@ -266,8 +278,10 @@ func (p *publisher) partitions(ctx context.Context, possible bool) {
 }
 
 // see waits until the slices are in the API.
-func (p *publisher) see(ctx context.Context, pool resourceslice.Pool) error {
+func (p *publisher) see(ctx context.Context, resources resourceslice.DriverResources) error {
+	pool := resources.Pools[p.nodeName]
 	deadline := time.Now().Add(seeWithin)
+	remind := time.Now().Add(remindAfter)
 	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
 		inAPI, err := p.list(ctx)
 		if err != nil {
@@ -284,6 +298,12 @@ func (p *publisher) see(ctx context.Context, pool resourceslice.Pool) error {
 		p.setVisible(false, 0)
 		if time.Now().After(deadline) {
 			return errors.New("the API server does not show them as they should be")
+		}
+		if time.Now().After(remind) {
+			remind = time.Now().Add(remindAfter)
+			if err := p.publish(ctx, resources); err != nil {
+				return err
+			}
 		}
 		timer := time.NewTimer(pause)
 		select {

@@ -169,7 +169,7 @@ func startPublishing(t *testing.T, api *fakeAPI, f fleet) *publishing {
 	})
 	plugin.publisher = p.publisher
 	var background sync.WaitGroup
-	background.Go(func() { p.publisher.run(ctx) })
+	background.Go(func() { p.run(ctx) })
 	p.stop = sync.OnceFunc(func() {
 		cancel()
 		background.Wait()
@@ -276,7 +276,7 @@ func TestServerThatDropsCountersNeverGetsPartitions(t *testing.T) {
 
 	// The gate is enabled, and the driver looks again.
 	api.setDrops(func(*resourceapi.ResourceSlice) {})
-	if err := p.publisher.probe(t.Context(), fleet{stock: s}, deviceslices.Split); err != nil {
+	if err := p.probe(t.Context(), fleet{stock: s}, deviceslices.Split); err != nil {
 		t.Fatal(err)
 	}
 	p.changed()
@@ -371,6 +371,31 @@ func TestFleetChangesArePublished(t *testing.T) {
 	p.expect(t, append(allOf(two), "gpu-2!"))
 	p.set(fleet{stock: newStock(nil)})
 	p.expect(t, []string{})
+}
+
+func TestSlicesThatSomebodyDeletedComeBackAtOnce(t *testing.T) {
+	t.Parallel()
+	s := newTestNode(t).start().stock
+	api := newFakeAPI()
+	p := startPublishing(t, api, fleet{stock: s})
+	p.expect(t, allOf(s))
+	list, err := api.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, slice := range list.Items {
+		if err := api.ResourceV1().ResourceSlices().Delete(t.Context(), slice.Name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.recheck()
+	if p.ready() == nil {
+		t.Error("ready without slices")
+	}
+	p.expect(t, allOf(s))
+	if events := p.events.all(); len(events) != 0 {
+		t.Errorf("told %q", events)
+	}
 }
 
 func TestWithoutInventoryNothingIsPublished(t *testing.T) {

@@ -133,7 +133,10 @@ func TestUnreadableCheckpointIsRebuiltFromTheAPI(t *testing.T) {
 
 func TestUnreadableCheckpointIsSettledByTheKubelet(t *testing.T) {
 	for name, settle := range map[string]func(*testing.T, *process, *resourceapi.ResourceClaim){
-		"by preparing":   func(t *testing.T, p *process, a *resourceapi.ResourceClaim) { p.mustPrepare(t, a); p.mustUnprepare(t, a) },
+		"by preparing": func(t *testing.T, p *process, a *resourceapi.ResourceClaim) {
+			p.mustPrepare(t, a)
+			p.mustUnprepare(t, a)
+		},
 		"by unpreparing": func(t *testing.T, p *process, a *resourceapi.ResourceClaim) { p.mustUnprepare(t, a) },
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -102,7 +102,11 @@ func runDriver(ctx context.Context, c config) error {
 }
 
 func newClient(kubeconfig string) (kubernetes.Interface, error) {
-	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	find := rest.InClusterConfig
+	if kubeconfig != "" {
+		find = func() (*rest.Config, error) { return clientcmd.BuildConfigFromFlags("", kubeconfig) }
+	}
+	config, err := find()
 	if err != nil {
 		return nil, fmt.Errorf("find the API server: %w", err)
 	}
