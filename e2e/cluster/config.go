@@ -78,6 +78,13 @@ func DefaultDirs(getenv func(string) string, work string) (Dirs, error) {
 // validName keeps names usable as a folder, a control group and part of a kubeconfig context.
 var validName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$`)
 
+func checkName(name string) error {
+	if !validName.MatchString(name) {
+		return fmt.Errorf("cluster name %q: use at most 40 lower-case letters, digits and dashes, with no dash at an end", name)
+	}
+	return nil
+}
+
 // complete fills in the defaults and returns all that is wrong.
 func (c Config) complete() (Config, error) {
 	if c.Name == "" {
@@ -87,8 +94,8 @@ func (c Config) complete() (Config, error) {
 		c.Timeout = DefaultTimeout
 	}
 	var wrong []error
-	if !validName.MatchString(c.Name) {
-		wrong = append(wrong, fmt.Errorf("cluster name %q: use at most 40 lower-case letters, digits and dashes, with no dash at an end", c.Name))
+	if err := checkName(c.Name); err != nil {
+		wrong = append(wrong, err)
 	}
 	if c.Nodes < 0 || c.Nodes > network.MaxNodes {
 		wrong = append(wrong, fmt.Errorf("%d nodes: a cluster has 1 to %d", c.Nodes, network.MaxNodes))

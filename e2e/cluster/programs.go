@@ -42,10 +42,10 @@ func programs() []build.Program {
 // kubeVersions makes the components know their version, without which they refuse feature gates and API versions.
 // A module tells neither commit nor build date; the time of its release stands in for the latter.
 func kubeVersions(m build.Modules) map[string]string {
-	kubernetes, client := m["k8s.io/kubernetes"], m["k8s.io/client-go"]
+	kubernetes := m["k8s.io/kubernetes"]
 	version := strings.SplitN(strings.TrimPrefix(kubernetes.Version, "v"), ".", 3)
 	const server, library = "k8s.io/component-base/version", "k8s.io/client-go/pkg/version"
-	stamps := map[string]string{
+	return map[string]string{
 		server + ".gitVersion":   kubernetes.Version,
 		server + ".gitMajor":     version[0],
 		server + ".gitMinor":     version[1],
@@ -53,13 +53,10 @@ func kubeVersions(m build.Modules) map[string]string {
 		server + ".gitCommit":    "unknown",
 		server + ".buildDate":    kubernetes.Time.UTC().Format(time.RFC3339),
 		library + ".gitVersion":  kubernetes.Version,
+		library + ".gitCommit":   "unknown",
 
 		"helm.sh/helm/v4/internal/version.version": m["helm.sh/helm/v4"].Version,
 	}
-	if client.Version != "" {
-		stamps[library+".gitCommit"] = "unknown"
-	}
-	return stamps
 }
 
 func containerdVersion(m build.Modules) map[string]string {

@@ -83,6 +83,9 @@ var ErrNotFound = errors.New("no such cluster")
 
 // Open finds a cluster that Up has made.
 func Open(dirs Dirs, name string) (*Cluster, error) {
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
 	c := &Cluster{dirs: dirs, record: record{Name: name}}
 	if err := readJSON(filepath.Join(c.Dir(), "cluster.json"), &c.record); errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("cluster %s: %w (in %s)", name, ErrNotFound, dirs.State)

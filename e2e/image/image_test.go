@@ -144,10 +144,6 @@ func TestSaveWritesAllNames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, err := image.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
 	archive := filepath.Join(t.TempDir(), "image.tar")
 	references := []string{"simgpu/x:1", "vllm/y:v2"}
 	if err := Save(archive, image, references...); err != nil {
@@ -163,10 +159,9 @@ func TestSaveWritesAllNames(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, want := content(t, loaded), content(t, image); !slices.Equal(got, want) {
-			t.Errorf("%s (%s) has %q", reference, want, got)
+			t.Errorf("%s has %q, want %q", reference, got, want)
 		}
 	}
-	_ = want
 	if err := Save(archive, image, "Not A Name"); err == nil {
 		t.Error("saved under an impossible name")
 	}
@@ -178,7 +173,7 @@ func TestRecipesAreConsistent(t *testing.T) {
 		if err != nil || found.Reference != recipe.Reference {
 			t.Errorf("%s: found %v, %v", recipe.Name, found.Reference, err)
 		}
-		if _, err := name.NewTag(recipe.Reference, name.StrictValidation); err != nil {
+		if _, err := name.NewTag(recipe.Reference); err != nil {
 			t.Errorf("%s: %v", recipe.Name, err)
 		}
 		there := map[string]bool{}
@@ -191,10 +186,8 @@ func TestRecipesAreConsistent(t *testing.T) {
 			}
 			there[path.Base(at)] = true
 		}
-		for _, command := range [][]string{recipe.Spec.Entrypoint, recipe.Spec.Command} {
-			if len(recipe.Spec.Entrypoint) > 0 && len(command) > 0 && &command[0] == &recipe.Spec.Entrypoint[0] && !there[command[0]] {
-				t.Errorf("%s: its entrypoint %s is not in the image", recipe.Name, command[0])
-			}
+		if command := slices.Concat(recipe.Spec.Entrypoint, recipe.Spec.Command); !there[command[0]] {
+			t.Errorf("%s: it runs %s, which is not in the image", recipe.Name, command[0])
 		}
 	}
 	if _, err := Find("nothing"); err == nil || !strings.Contains(err.Error(), "pause") {

@@ -319,6 +319,7 @@ func proxyConfig(c Config) map[string]any {
 		"healthzBindAddress": "127.0.0.1:10256",
 		"metricsBindAddress": "127.0.0.1:10249",
 		"mode":               "nftables",
+		"nftables":           map[string]any{"minSyncPeriod": "100ms"}, // Services follow their pods at once
 		"oomScoreAdj":        0,
 	})
 }
