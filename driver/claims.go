@@ -525,7 +525,7 @@ func (c *claims) fleet() fleet {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.wanted == nil {
-		return fleet{}
+		return fleet{fault: c.noStock}
 	}
 	return fleet{stock: c.stock, inUse: c.ledger.names()}
 }

@@ -267,6 +267,32 @@ func TestFailedStepIsUndone(t *testing.T) {
 	}
 }
 
+func TestFailedUnprepareKeepsTheDevices(t *testing.T) {
+	for name, dir := range map[string]func(*testNode) string{
+		"checkpoint": (*testNode).checkpointDir,
+		"CDI folder": (*testNode).cdiDir,
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newTestNode(t)
+			p := n.start()
+			claim, other := claimOf("a", []string{left0}), claimOf("b", []string{left0})
+			p.mustPrepare(t, claim)
+			mend := replaceByFile(t, dir(n))
+			if err := p.unprepare(t.Context(), claim.UID); err == nil {
+				t.Error("unprepared")
+			}
+			_, err := p.prepare(t.Context(), other)
+			expectError(t, err, "team/a")
+			mend()
+			// Also after a restart in between.
+			p = n.start()
+			p.mustUnprepare(t, claim)
+			n.expectFiles("unprepared")
+			p.mustPrepare(t, other)
+		})
+	}
+}
+
 // replaceByFile makes a folder unusable; permissions do not stop root.
 func replaceByFile(t *testing.T, dir string) (mend func()) {
 	t.Helper()

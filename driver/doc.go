@@ -46,6 +46,18 @@
 // drops them, partitions are withdrawn and whole GPUs stay. Ready means that the kubelet has registered
 // the driver and that the slices have been seen in the API.
 //
+// # Metrics
+//
+//	simgpu_claims_prepared                   claims prepared on this node
+//	simgpu_claim_operation_duration_seconds  histogram by operation: prepare, unprepare
+//	simgpu_claim_operation_errors_total      by operation
+//	simgpu_published_devices                 devices last seen in the API
+//	simgpu_publish_errors_total              refused, failed or altered writes of slices
+//	simgpu_partitions_withdrawn              1 while the API server drops counters
+//	simgpu_inventory_valid                   1 while the inventory as it is now is in force
+//	simgpu_checkpoint_unreadable_total       checkpoints that a start could not read
+//	simgpu_checkpoint_unsettled              of those, claims not rebuilt yet
+//
 // # Permissions
 //
 //	resource.k8s.io resourceclaims  get

@@ -144,7 +144,7 @@ func (s *inventorySource) refuse(ctx context.Context, err error) {
 	if s.hasValid {
 		consequence = "The previous one stays in force"
 	}
-	klog.FromContext(ctx).Error(err, "Inventory refused. "+consequence)
+	klog.FromContext(ctx).Error(err, "Inventory refused", "consequence", consequence)
 	s.reporter.node(corev1.EventTypeWarning, reasonInvalidInventory, "Inventory refused: %v. %s", err, consequence)
 	s.apply(nil, err)
 }

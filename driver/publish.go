@@ -18,6 +18,8 @@ const removedTaint = "simgpu.dev/removed-from-inventory"
 type fleet struct {
 	// stock is nil while there is no good inventory.
 	stock *stock
+	// fault says why there is none, if that is known.
+	fault error
 	// inUse holds the names of devices that claims have.
 	inUse map[string]bool
 }

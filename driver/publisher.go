@@ -105,32 +105,29 @@ func (p *publisher) ready() error {
 
 // run publishes until the context ends.
 func (p *publisher) run(ctx context.Context) {
-	const firstRetry = time.Second
-	backoff := func() wait.Backoff {
-		return wait.Backoff{Duration: firstRetry, Factor: 2, Jitter: 0.2, Steps: 100, Cap: time.Minute}
+	newBackoff := func() wait.Backoff {
+		return wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.2, Steps: 100, Cap: time.Minute}
 	}
-	retry := backoff()
+	backoff := newBackoff()
 	thorough := true
+	var due time.Time // when to be thorough again, however often there is something new before that
 	for {
-		next := wait.Jitter(p.resync, 0.2)
 		err := p.sync(ctx, thorough)
 		switch {
 		case ctx.Err() != nil:
 			return
 		case errors.Is(err, errChangedMeanwhile):
-			thorough = false
 			continue
 		case err != nil:
 			p.failed(ctx, err, "Cannot publish ResourceSlices")
-			next = retry.Step()
-		default:
-			retry = backoff()
+			due = time.Now().Add(backoff.Step())
+		case thorough:
+			due = time.Now().Add(wait.Jitter(p.resync, 0.2))
+			backoff = newBackoff()
 		}
-		timer := time.NewTimer(next)
+		timer := time.NewTimer(time.Until(due))
 		select {
 		case <-ctx.Done():
-			timer.Stop()
-			return
 		case <-p.wake:
 			thorough = err != nil
 		case <-timer.C:
@@ -147,6 +144,12 @@ func (p *publisher) sync(ctx context.Context, thorough bool) error {
 	if f.stock == nil {
 		// An empty set of pools makes the helper remove what an earlier driver has published.
 		p.setVisible(false, 0)
+		p.mu.Lock()
+		p.lastError = "the inventory has not been read yet"
+		if f.fault != nil {
+			p.lastError = f.fault.Error()
+		}
+		p.mu.Unlock()
 		return p.hand(ctx, &resourceslice.DriverResources{}, f, apiLimits{})
 	}
 	server, err := p.serverVersion(thorough)

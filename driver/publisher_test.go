@@ -75,20 +75,20 @@ func TestWhatIsPublished(t *testing.T) {
 			slices.Concat([]string{"#"}, everything(0), everything(1))},
 		"combined": {fleet{stock: p.stock}, deviceslices.Combined, apiLimits{},
 			slices.Concat([]string{"#"}, everything(0), []string{"#"}, everything(1))},
-		"usage is nobody's business": {fleet{p.stock, inUse(left0)}, deviceslices.Combined, apiLimits{},
+		"usage is nobody's business": {fleet{stock: p.stock, inUse: inUse(left0)}, deviceslices.Combined, apiLimits{},
 			slices.Concat([]string{"#"}, everything(0), []string{"#"}, everything(1))},
 		"no GPUs": {fleet{stock: newStock(nil)}, deviceslices.Split, apiLimits{}, []string{}},
 		"counters dropped": {fleet{stock: p.stock}, deviceslices.Split, apiLimits{noPartitions: true},
 			[]string{whole0, whole1}},
 		"counters dropped, combined": {fleet{stock: p.stock}, deviceslices.Combined, apiLimits{noPartitions: true},
 			[]string{whole0, whole1}},
-		"counters dropped, a partition in use": {fleet{p.stock, inUse(right0, whole1)}, deviceslices.Split, apiLimits{noPartitions: true},
+		"counters dropped, a partition in use": {fleet{stock: p.stock, inUse: inUse(right0, whole1)}, deviceslices.Split, apiLimits{noPartitions: true},
 			[]string{whole1}},
-		"counters dropped, partitions of all GPUs in use": {fleet{p.stock, inUse(right0, left1)}, deviceslices.Split, apiLimits{noPartitions: true},
+		"counters dropped, partitions of all GPUs in use": {fleet{stock: p.stock, inUse: inUse(right0, left1)}, deviceslices.Split, apiLimits{noPartitions: true},
 			[]string{}},
-		"GPU on its way out": {fleet{retiring1, inUse(left1, left0)}, deviceslices.Split, apiLimits{},
+		"GPU on its way out": {fleet{stock: retiring1, inUse: inUse(left1, left0)}, deviceslices.Split, apiLimits{},
 			slices.Concat([]string{"#"}, everything(0), []string{left1 + "!"})},
-		"GPU on its way out, taints dropped": {fleet{retiring1, inUse(left1)}, deviceslices.Split, apiLimits{noTaints: true},
+		"GPU on its way out, taints dropped": {fleet{stock: retiring1, inUse: inUse(left1)}, deviceslices.Split, apiLimits{noTaints: true},
 			slices.Concat([]string{"#"}, everything(0))},
 		"no partitions anyway": {fleet{stock: newStock(disabled)}, deviceslices.Split, apiLimits{noPartitions: true},
 			[]string{whole0, whole1}},
@@ -138,12 +138,17 @@ func (p *publishing) set(f fleet) {
 
 func startPublishing(t *testing.T, api *fakeAPI, f fleet) *publishing {
 	t.Helper()
+	return startPublishingEvery(t, time.Hour, api, f)
+}
+
+func startPublishingEvery(t *testing.T, resync time.Duration, api *fakeAPI, f fleet) *publishing {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	p := &publishing{api: api, events: newEvents(), fleet: f}
 	var controller *resourceslice.Controller
 	plugin := &plugin{}
 	p.publisher = newPublisher(&publisher{
-		nodeName: nodeName, driverName: driverName, client: api, resync: time.Hour,
+		nodeName: nodeName, driverName: driverName, client: api, resync: resync,
 		reporter: p.events.reporter(), metrics: newMetrics(func() int { return 0 }),
 		fleet: func() fleet {
 			p.mu.Lock()
@@ -268,7 +273,7 @@ func TestServerThatDropsCountersNeverGetsPartitions(t *testing.T) {
 		t.Errorf("metric is %v", got)
 	}
 	// While a partition is in use its GPU is not offered as a whole.
-	p.set(fleet{s, map[string]bool{left0: true}})
+	p.set(fleet{stock: s, inUse: map[string]bool{left0: true}})
 	p.expect(t, []string{whole1})
 	if names := everPublished(); slices.ContainsFunc(names, func(name string) bool { return strings.Contains(name, "mig") }) {
 		t.Errorf("published at some time: %v", names)
@@ -337,6 +342,19 @@ func TestServerThatDropsCountersOnlyWhenStoring(t *testing.T) {
 	p.expect(t, allOf(s))
 }
 
+func TestServerIsAskedAgainHoweverManyClaimsCome(t *testing.T) {
+	t.Parallel()
+	s := newTestNode(t).start().stock
+	api := newFakeAPI()
+	p := startPublishingEvery(t, 20*time.Millisecond, api, fleet{stock: s})
+	eventually(t, "third dry run", func() (bool, any) {
+		p.changed()
+		api.mu.Lock()
+		defer api.mu.Unlock()
+		return api.dryRuns >= 3, api.dryRuns
+	})
+}
+
 func TestDryRunsThatAreNotAllowed(t *testing.T) {
 	t.Parallel()
 	s := newTestNode(t).start().stock
@@ -362,12 +380,12 @@ func TestFleetChangesArePublished(t *testing.T) {
 
 	// Preparing a claim changes the usage and costs the API nothing.
 	before := api.count("list resourceslices") + api.count("create resourceslices") + api.count("update resourceslices")
-	p.set(fleet{three, map[string]bool{left0: true}})
+	p.set(fleet{stock: three, inUse: map[string]bool{left0: true}})
 	retiring := newStock([]stockGPU{*three.gpu(0), *three.gpu(1), {GPU: three.gpu(2).GPU, retiring: true}})
 	if after := api.count("list resourceslices") + api.count("create resourceslices") + api.count("update resourceslices"); after != before {
 		t.Errorf("%d requests", after-before)
 	}
-	p.set(fleet{retiring, map[string]bool{"gpu-2": true}})
+	p.set(fleet{stock: retiring, inUse: map[string]bool{"gpu-2": true}})
 	p.expect(t, append(allOf(two), "gpu-2!"))
 	p.set(fleet{stock: newStock(nil)})
 	p.expect(t, []string{})
@@ -401,14 +419,12 @@ func TestSlicesThatSomebodyDeletedComeBackAtOnce(t *testing.T) {
 func TestWithoutInventoryNothingIsPublished(t *testing.T) {
 	t.Parallel()
 	api := newFakeAPI()
-	p := startPublishing(t, api, fleet{})
+	p := startPublishing(t, api, fleet{fault: errors.New("rules is required")})
 	eventually(t, "the API was asked for slices to remove", func() (bool, any) {
 		n := api.count("list resourceslices")
 		return n > 0, n
 	})
-	if err := p.ready(); err == nil {
-		t.Error("ready")
-	}
+	expectError(t, p.ready(), "rules is required")
 	s := newTestNode(t).start().stock
 	p.set(fleet{stock: s})
 	p.expect(t, allOf(s))

@@ -103,16 +103,9 @@ func (f factory) fromInventory(groups []inventory.GPUGroup) ([]stockGPU, error) 
 
 // fromSource makes a GPU again that the inventory may no longer have.
 func (f factory) fromSource(source checkpoint.GPU) (stockGPU, error) {
-	group := inventory.GPUGroup{
-		Model: source.Model,
-		// What a GPU is depends on its index: it is made together with those before it.
-		Count:         source.Index + 1,
-		MIGMode:       inventory.MIGMode(source.MIGMode),
-		NUMANode:      source.NUMANode,
-		PCIeRoot:      source.PCIeRoot,
-		DriverVersion: source.DriverVersion,
-		Seed:          source.Seed,
-	}
+	group := groupOf(source)
+	// What a GPU is depends on its index: it is made together with those before it.
+	group.Count = source.Index + 1
 	gpus, err := f.fromInventory([]inventory.GPUGroup{group})
 	if err != nil {
 		return stockGPU{}, err
@@ -125,6 +118,8 @@ func (f factory) fromSource(source checkpoint.GPU) (stockGPU, error) {
 	return stockGPU{}, fmt.Errorf("no GPU of index %d", source.Index)
 }
 
+// sourceOf and groupOf turn the part of an inventory that a GPU came from into what is remembered of it
+// in a checkpoint, and back.
 func sourceOf(gpu *hardware.GPU, group inventory.GPUGroup) checkpoint.GPU {
 	return checkpoint.GPU{
 		Index:    gpu.Index,
@@ -135,5 +130,17 @@ func sourceOf(gpu *hardware.GPU, group inventory.GPUGroup) checkpoint.GPU {
 		// The version itself, because the model's default may be another in the next release.
 		DriverVersion: gpu.DriverVersion,
 		Seed:          group.Seed,
+	}
+}
+
+func groupOf(source checkpoint.GPU) inventory.GPUGroup {
+	return inventory.GPUGroup{
+		Model:         source.Model,
+		Count:         1,
+		MIGMode:       inventory.MIGMode(source.MIGMode),
+		NUMANode:      source.NUMANode,
+		PCIeRoot:      source.PCIeRoot,
+		DriverVersion: source.DriverVersion,
+		Seed:          source.Seed,
 	}
 }
