@@ -159,7 +159,10 @@ func newPaperNode(t *testing.T, model string) paperNode {
 		}
 	})
 	status := corev1.NodeStatus{
-		Capacity:   corev1.ResourceList{corev1.ResourcePods: resource.MustParse("1000")},
+		Capacity: corev1.ResourceList{
+			corev1.ResourceCPU:  resource.MustParse("64"),
+			corev1.ResourcePods: resource.MustParse("1000"),
+		},
 		Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "Paper", LastHeartbeatTime: metav1.Now()}},
 	}
 	status.Allocatable = status.Capacity
@@ -222,6 +225,9 @@ func (n paperNode) decide(t *testing.T, namespace string, set []string, want cor
 		}
 		for _, condition := range current.Status.Conditions {
 			if condition.Type == corev1.PodScheduled && condition.Status == want {
+				if want == corev1.ConditionFalse && !strings.Contains(condition.Message, "cannot allocate all claims") {
+					t.Errorf("refused for another reason: %s", condition.Message)
+				}
 				return nil
 			}
 		}

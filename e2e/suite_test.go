@@ -81,7 +81,11 @@ func run(m *testing.M, name string, retain bool) int {
 
 // start brings up the cluster, loads the images built from this tree and installs the chart.
 func start(ctx context.Context, name string) (*env, error) {
-	dirs, err := cluster.DefaultDirs(os.Getenv, ".")
+	work, err := os.Getwd()
+	if err != nil {
+		return nil, err
+	}
+	dirs, err := cluster.DefaultDirs(os.Getenv, work)
 	if err != nil {
 		return nil, err
 	}
@@ -166,8 +170,11 @@ func (e *env) eventually(t *testing.T, what string, check func(context.Context) 
 	t.Helper()
 	last := errors.New("not checked yet")
 	err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
-		last = check(ctx)
-		return last == nil, nil
+		found := check(ctx)
+		if ctx.Err() == nil {
+			last = found
+		}
+		return found == nil, nil
 	})
 	if err != nil {
 		t.Fatalf("waited %s for %s: %v", patience, what, last)
