@@ -25,8 +25,9 @@ func TestUnknownClaimParameters(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			ns := suite.namespace(t)
-			c := claim("odd", partition("slice", "1g.10gb"))
+			c := claim("odd", partition("slice", "1g.10gb"), partition("other", "1g.10gb"))
 			c.Spec.Devices.Config = []resourceapi.DeviceClaimConfiguration{{
+				Requests: []string{"slice"},
 				DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
 					Driver: driverName, Parameters: runtime.RawExtension{Raw: []byte(tc.parameters)},
 				}},
@@ -48,7 +49,7 @@ func TestUnknownClaimParameters(t *testing.T) {
 }
 
 // TestBadInventory puts a faulty inventory into the ConfigMap under a running driver, which keeps what it had, and
-// then has a driver start with it, which publishes nothing and is not ready. Both say why, on the Node and in the log.
+// then has a driver start with it, which stays up, is not ready, and recovers. It says why on the Node and in the log.
 func TestBadInventory(t *testing.T) {
 	const key = "inventory.yaml"
 	maps := suite.client.CoreV1().ConfigMaps(driverNamespace)
@@ -104,16 +105,51 @@ func TestBadInventory(t *testing.T) {
 			}
 		})
 	}
+
+	t.Run("at the start", func(t *testing.T) {
+		put(t.Context(), header+"{model: h1000}\n")
+		old := driverPod(t)
+		suite.deletePod(t, &old)
+		suite.eventually(t, "a new driver that says what is wrong and is not ready", func(ctx context.Context) error {
+			pods, err := suite.client.CoreV1().Pods(driverNamespace).List(ctx, metav1.ListOptions{})
+			if err != nil || len(pods.Items) != 1 {
+				return fmt.Errorf("%d pods, %w", len(pods.Items), err)
+			}
+			p := pods.Items[0]
+			if len(p.Status.ContainerStatuses) != 1 || p.Status.ContainerStatuses[0].State.Running == nil {
+				return fmt.Errorf("containers %+v", p.Status.ContainerStatuses)
+			}
+			if s := p.Status.ContainerStatuses[0]; s.Ready || s.RestartCount > 0 {
+				t.Fatalf("ready %t after %d restarts, want an unready driver that stays up", s.Ready, s.RestartCount)
+			}
+			log, err := suite.command(ctx, "kubectl", "-n", driverNamespace, "logs", p.Name)
+			if err == nil && !strings.Contains(log, "h1000") {
+				err = fmt.Errorf("the log is\n%s", log)
+			}
+			return err
+		})
+		put(t.Context(), good)
+		suite.kubectl(t, "-n", driverNamespace, "rollout", "status", "daemonset", daemonSet, "--timeout", patience.String())
+		if got := devices(); got != 26 {
+			t.Errorf("%d devices are published once the inventory is good again, want 26", got)
+		}
+	})
+}
+
+// driverPod is the one pod of the driver.
+func driverPod(t *testing.T) corev1.Pod {
+	t.Helper()
+	pods, err := suite.client.CoreV1().Pods(driverNamespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(pods.Items) != 1 {
+		t.Fatalf("%d pods of the driver, %v", len(pods.Items), err)
+	}
+	return pods.Items[0]
 }
 
 // TestDriverIsKeptToItsNode writes slices as the driver's service account: only a token of a pod on the node may, and
 // only slices of that node.
 func TestDriverIsKeptToItsNode(t *testing.T) {
-	pods, err := suite.client.CoreV1().Pods(driverNamespace).List(t.Context(), metav1.ListOptions{})
-	if err != nil || len(pods.Items) != 1 {
-		t.Fatalf("%d pods of the driver, %v", len(pods.Items), err)
-	}
-	driver := pods.Items[0]
+	driver := driverPod(t)
 	bound := &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: driver.Name, UID: driver.UID}
 
 	for name, tc := range map[string]struct {

@@ -89,13 +89,8 @@ func TestPodEndsWhileDriverIsAway(t *testing.T) {
 }
 
 func restartDriver(t *testing.T) {
-	pods, err := suite.client.CoreV1().Pods(driverNamespace).List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, p := range pods.Items {
-		suite.deletePod(t, &p)
-	}
+	p := driverPod(t)
+	suite.deletePod(t, &p)
 	suite.kubectl(t, "-n", driverNamespace, "rollout", "status", "daemonset", daemonSet, "--timeout", patience.String())
 }
 
