@@ -7,7 +7,6 @@
 # Every command that a user could type is shown before it runs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-root=$PWD
 
 usage() { echo "usage: demo/run.sh up|down DEMO [auto|kind|local]; demos: $(cd demo && printf '%s ' */ | tr -d /)" >&2; exit 2; }
 [ $# -ge 2 ] || usage
@@ -15,11 +14,21 @@ action=$1 demo=$2 kind=${3:-auto}
 [ -f "demo/$demo/show.sh" ] || { echo "there is no demo named '$demo'" >&2; usage; }
 
 name=simgpu                                      # of the cluster, the namespace and the Helm release
-cluster=$root/bin/simgpu-cluster
+cluster=bin/simgpu-cluster
 
-say() { printf '\n\033[1m# %s\033[0m\n' "$*"; }
-run() { printf '\033[2m$ %s\033[0m\n' "$*" >&2; "$@"; }
-export -f say run
+bold='' dim='' plain=''
+if [ -t 1 ]; then bold=$'\e[1m' dim=$'\e[2m' plain=$'\e[0m'; fi
+say() { printf '\n%s# %s%s\n' "$bold" "$*" "$plain"; }
+# Shows a command as one could type it, then runs it.
+run() {
+  local word line='$'
+  for word; do
+    case $word in *[!A-Za-z0-9_./:=,@%+-]*) word="'$word'" ;; esac
+    line+=" $word"
+  done
+  printf '%s%s%s\n' "$dim" "$line" "$plain" >&2
+  "$@"
+}
 
 has_docker() { command -v docker > /dev/null && docker info > /dev/null 2>&1; }
 
@@ -49,7 +58,10 @@ kind_up() {
   kind get clusters 2> /dev/null | grep -qx $name ||
     run kind create cluster --name $name --config "${KIND_CONFIG:-deployments/kind/cluster.yaml}" --wait 120s
   KUBECONFIG=$(mktemp) && export KUBECONFIG
+  trap 'rm -f "$KUBECONFIG"' EXIT
   kind get kubeconfig --name $name > "$KUBECONFIG"
+  # kind calls a cluster ready before its DNS is.
+  kubectl --namespace kube-system rollout status deployment/coredns --timeout 3m
 }
 kind_load() { for archive; do run kind load image-archive --name $name "$archive"; done; }
 kind_down() { run kind delete cluster --name $name; }
