@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/simgpu/simgpu/driver/hardware"
 	"github.com/simgpu/simgpu/driver/inventory"
@@ -166,12 +167,16 @@ func newPaperNode(t *testing.T, model string) paperNode {
 		Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "Paper", LastHeartbeatTime: metav1.Now()}},
 	}
 	status.Allocatable = status.Capacity
-	created, err := nodes.Get(t.Context(), n.name, metav1.GetOptions{})
+	var created *corev1.Node
+	err = retry.RetryOnConflict(retry.DefaultBackoff, func() (err error) {
+		if created, err = nodes.Get(t.Context(), n.name, metav1.GetOptions{}); err != nil {
+			return err
+		}
+		created.Status = status
+		_, err = nodes.UpdateStatus(t.Context(), created, metav1.UpdateOptions{})
+		return err
+	})
 	if err != nil {
-		t.Fatal(err)
-	}
-	created.Status = status
-	if _, err := nodes.UpdateStatus(t.Context(), created, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 

@@ -181,7 +181,8 @@ func (e *env) eventually(t *testing.T, what string, check func(context.Context) 
 	}
 }
 
-// namespace makes a namespace. At the end of the test it is deleted, and everything its pods had on the node with it.
+// namespace makes a namespace. At the end of the test its pods and claims are gone, and with them everything they had on
+// the node.
 func (e *env) namespace(t *testing.T) string {
 	t.Helper()
 	ns, err := e.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{
@@ -196,15 +197,13 @@ func (e *env) namespace(t *testing.T) string {
 		if t.Failed() {
 			e.explain(ctx, t, ns.Name)
 		}
-		if err := e.client.CoreV1().Namespaces().Delete(ctx, ns.Name, metav1.DeleteOptions{}); err != nil {
+		// The namespace controller takes its time; what the next test must not meet is gone at once this way.
+		_, err := e.command(ctx, "kubectl", "-n", ns.Name, "delete", "deployments,pods,resourceclaims", "--all", "--wait")
+		if err != nil {
 			t.Error(err)
 		}
-		err := wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-			_, err := e.client.CoreV1().Namespaces().Get(ctx, ns.Name, metav1.GetOptions{})
-			return apierrors.IsNotFound(err), nil
-		})
-		if err != nil {
-			t.Errorf("namespace %s is not gone: %v", ns.Name, err)
+		if err := e.client.CoreV1().Namespaces().Delete(ctx, ns.Name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
 		}
 		if left := e.onDisk(t); len(left) > 0 {
 			t.Errorf("left on the node after all pods are gone: %s", strings.Join(left, ", "))
