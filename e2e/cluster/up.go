@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/simgpu/simgpu/e2e/image"
 	"github.com/simgpu/simgpu/e2e/internal/cgroup"
 	"github.com/simgpu/simgpu/e2e/internal/debian"
@@ -378,20 +380,22 @@ func (c *Cluster) launch(ctx context.Context, n *Node, programs map[string]strin
 	return n.launch(ctx, programs[programInit], groups, listener)
 }
 
-// linkPrograms gives the machine kubectl and helm in the versions of the cluster.
+// linkPrograms gives the machine kubectl and helm in the versions of the cluster, to keep as long as the cluster is there.
 func (c *Cluster) linkPrograms(programs map[string]string) error {
 	if err := os.MkdirAll(c.BinDir(), 0o755); err != nil {
 		return err
 	}
 	for _, name := range clientPrograms {
-		link := filepath.Join(c.BinDir(), name)
-		if current, err := os.Readlink(link); err == nil && current == programs[programKube] {
-			continue
-		}
-		if err := os.Remove(link); err != nil && !errors.Is(err, os.ErrNotExist) {
+		path := filepath.Join(c.BinDir(), name)
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
-		if err := os.Symlink(programs[programKube], link); err != nil {
+		// The cache forgets what nobody uses any more; a hard link does not mind. It cannot lead to another file system.
+		err := os.Link(programs[programKube], path)
+		if errors.Is(err, unix.EXDEV) {
+			err = os.Symlink(programs[programKube], path)
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/compression"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
@@ -44,8 +43,7 @@ var epoch = time.Unix(0, 0)
 
 // Assemble makes the image for the architecture of this machine.
 func Assemble(s Spec) (v1.Image, error) {
-	// The layer stays as it is: nobody sends it anywhere, and compressing is what takes longest.
-	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return s.layer(), nil }, tarball.WithCompression(compression.None))
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return s.layer(), nil })
 	if err != nil {
 		return nil, fmt.Errorf("make the layer of the image: %w", err)
 	}

@@ -55,8 +55,8 @@ type Builder struct {
 	Progress *progress.Printer
 }
 
-// keepUnused is how long something is kept that nobody asks for.
-const keepUnused = 14 * 24 * time.Hour
+// keepUnused is how long something is kept that nobody asks for. Who works on a program leaves one behind with every change.
+const keepUnused = 3 * 24 * time.Hour
 
 // environment makes the outcome independent of the caller's settings: static executables without paths of this machine in them.
 var environment = []string{"CGO_ENABLED=0", "GOFLAGS=-trimpath -buildvcs=false", "GOWORK=off"}
@@ -226,7 +226,7 @@ func names(programs []Program) string {
 	return strings.Join(all, ", ")
 }
 
-// RemoveUnused removes what is in a folder of a cache and was not asked for in two weeks. Programs that run go on running.
+// RemoveUnused removes what is in a folder of a cache and was not asked for in three days. Programs that run go on running.
 func RemoveUnused(folder string) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {

@@ -6,9 +6,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/simgpu/simgpu/e2e/internal/progress"
 )
@@ -193,5 +195,26 @@ func TestFindModule(t *testing.T) {
 	}
 	if _, err := FindModule(t.TempDir(), "example.test/root/e2e"); err == nil {
 		t.Error("found the module outside of its repository")
+	}
+}
+
+func TestUnusedThingsAreRemoved(t *testing.T) {
+	folder := t.TempDir()
+	for _, name := range []string{"old", "asked", "new"} {
+		write(t, filepath.Join(folder, name, "program"), name)
+		if name == "new" {
+			continue
+		}
+		long := time.Now().Add(-keepUnused - time.Hour)
+		if err := os.Chtimes(filepath.Join(folder, name), long, long); err != nil {
+			t.Fatal(err)
+		}
+	}
+	MarkUsed(filepath.Join(folder, "asked"))
+	RemoveUnused(folder)
+	left, err := filepath.Glob(filepath.Join(folder, "*"))
+	want := []string{filepath.Join(folder, "asked"), filepath.Join(folder, "new")}
+	if err != nil || !slices.Equal(left, want) {
+		t.Errorf("left %v, %v, want %v", left, err, want)
 	}
 }

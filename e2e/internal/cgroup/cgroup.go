@@ -158,7 +158,11 @@ func (hs Hierarchies) Settle(leaf string, pid int) error {
 	return nil
 }
 
-// delegate passes every controller that a version 2 group has on to its children.
+// needed are the controllers of version 2 that a kubelet and runc use.
+var needed = []string{"cpu", "cpuset", "hugetlb", "io", "memory", "pids"}
+
+// delegate passes the controllers that a version 2 group has on to its children, as far as a node needs them. It stays
+// that way: somebody else may have come to rely on it.
 func delegate(group string) error {
 	available, err := os.ReadFile(filepath.Join(group, "cgroup.controllers"))
 	if err != nil {
@@ -169,7 +173,7 @@ func delegate(group string) error {
 		return err
 	}
 	for _, controller := range strings.Fields(string(available)) {
-		if slices.Contains(strings.Fields(string(enabled)), controller) {
+		if !slices.Contains(needed, controller) || slices.Contains(strings.Fields(string(enabled)), controller) {
 			continue
 		}
 		err := os.WriteFile(filepath.Join(group, "cgroup.subtree_control"), []byte("+"+controller), 0)
