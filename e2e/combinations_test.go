@@ -256,6 +256,6 @@ func (n paperNode) undo(t *testing.T, p *corev1.Pod, c *resourceapi.ResourceClai
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
-		return fmt.Errorf("it is still there: %v", err)
+		return fmt.Errorf("it is still there (%w)", err)
 	})
 }

@@ -383,7 +383,7 @@ func (e *env) deletePod(t *testing.T, p *corev1.Pod) {
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
-		return fmt.Errorf("it is still there: %v", err)
+		return fmt.Errorf("it is still there (%w)", err)
 	})
 }
 
