@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -28,6 +29,8 @@ var (
 	// ErrUnreachable is in the error of a call that the node driver did not
 	// answer in time.
 	ErrUnreachable = errors.New("the node driver does not answer")
+	// ErrDeviceGone is in the error of a lease whose device is not served any more.
+	ErrDeviceGone = errors.New("the device is gone")
 )
 
 // Pauses between two attempts to reach the driver. The longest is well below
@@ -110,6 +113,18 @@ func dial(path string) (*socket, error) {
 		return nil, fmt.Errorf("connect to %s: %w", path, err)
 	}
 	return &socket{path: path, conn: conn, api: v1alpha1.NewDeviceClient(conn)}, nil
+}
+
+// removed says that the folder of the socket is gone. The driver keeps it over its
+// restarts and removes it with the device. In a container it is a mount, which stays
+// and has no links any more.
+func (s *socket) removed() bool {
+	info, err := os.Stat(filepath.Dir(s.path))
+	if err != nil {
+		return errors.Is(err, fs.ErrNotExist)
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	return ok && stat.Nlink == 0
 }
 
 // Snapshot merges what all sockets show. It waits for a driver that is restarting
@@ -208,7 +223,7 @@ type HoldOptions struct {
 // Hold takes a lease of memory and returns once it is granted. It waits while the
 // driver is unreachable, until ctx ends, and then fails with ErrUnreachable; ctx
 // does not bound the lease itself. The lease lasts until Lease.Close, Client.Close
-// or the end of the process. Where the memory does not fit the error is an
+// or the end of the process, or until it is lost for good (Lease.Done). Where the memory does not fit the error is an
 // *OutOfMemoryError.
 func (c *Client) Hold(ctx context.Context, opts HoldOptions) (*Lease, error) {
 	if opts.MemoryBytes < 0 {
@@ -302,11 +317,11 @@ func (c *Client) driverLost(s *socket, err error) {
 	c.lost++
 	if !c.outage {
 		c.outage = true
-		c.logger.Warn("Lost the node driver, reconnecting", "socket", s.path, "err", err)
+		c.logger.Warn("Lost the node driver, reconnecting", "socket", s.path, "err", status.Convert(err).Message())
 	}
 }
 
-// driverBack is called by each of these leases that is granted again or was closed
+// driverBack is called by each of these leases that is granted again or has ended
 // meanwhile. An outage is over when no lease has been missing for a while.
 func (c *Client) driverBack(granted bool) {
 	c.mu.Lock()

@@ -154,8 +154,9 @@ func TestLeaseSurvivesServerRestart(t *testing.T) {
 	open(t, before, dir, d)
 	logs := newLogCounter()
 	old := discover(t, root, slog.New(logs))
+	var leases []*Lease
 	for range 3 {
-		mustHold(t, old, HoldOptions{MemoryBytes: 5000 * MiB, Utilization: 10, ProcessName: "python3"})
+		leases = append(leases, mustHold(t, old, HoldOptions{MemoryBytes: 5000 * MiB, Utilization: 10, ProcessName: "python3"}))
 	}
 	pids := fmt.Sprint(before.Snapshot().GPUs[0].Partitions[0].Processes)
 	before.Stop()
@@ -171,6 +172,13 @@ func TestLeaseSurvivesServerRestart(t *testing.T) {
 
 	if got := fmt.Sprint(after.Snapshot().GPUs[0].Partitions[0].Processes); got != pids {
 		t.Errorf("processes changed over the restart:\nbefore %s\nafter  %s", pids, got)
+	}
+	for _, l := range leases {
+		select {
+		case <-l.Done():
+			t.Errorf("a lease ended with the restart: %v", l.Err())
+		default:
+		}
 	}
 	for _, message := range []string{"Lost the node driver, reconnecting", "The node driver is back, memory is held again"} {
 		eventually(t, "the client logs "+message, func() bool { return logs.count(message) > 0 })

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -18,22 +19,24 @@ import (
 // closePatience is how long Lease.Close waits for the driver to confirm.
 const closePatience = 2 * time.Second
 
-// Lease is held memory. It comes back by itself after a restart of the driver.
+// Lease is held memory. It comes back by itself after a restart of the driver. Done
+// and Err tell where it cannot.
 type Lease struct {
 	client  *Client
 	socket  *socket
 	request *v1alpha1.HoldRequest // sent first on every stream; owned by run
 
 	ctx         context.Context // of the streams
-	cancel      context.CancelFunc
+	cancel      context.CancelCauseFunc
 	closing     chan struct{} // closed by Close
 	closeOnce   sync.Once
-	done        chan struct{} // closed when run has ended
+	done        chan struct{} // closed by end
+	err         error         // why it was lost; written before done is closed
 	utilization chan int      // latest value to report; capacity 1
 }
 
 func newLease(c *Client, s *socket, uuid string, opts HoldOptions) *Lease {
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancelCause(context.Background())
 	return &Lease{
 		client: c,
 		socket: s,
@@ -59,9 +62,8 @@ type holdStream = grpc.BidiStreamingClient[v1alpha1.HoldRequest, v1alpha1.HoldRe
 func (l *Lease) start(ctx context.Context) error {
 	// The stream outlives ctx, so it has a context of its own, which ctx can
 	// end until the grant.
-	release := context.AfterFunc(ctx, l.cancel)
-	defer l.cancelOnClose()()
-	stream, err := l.firstGrant()
+	release := context.AfterFunc(ctx, func() { l.cancel(nil) })
+	stream, err := l.acquire()
 	var oom *OutOfMemoryError
 	if !release() && !errors.As(err, &oom) {
 		err = context.Cause(ctx)
@@ -70,56 +72,128 @@ func (l *Lease) start(ctx context.Context) error {
 		}
 	}
 	if err != nil {
-		l.cancel()
-		close(l.done)
-		l.client.remove(l)
+		l.end(err)
 		return err
 	}
 	l.request.Rehold = true
-	go l.run(stream)
+	go func() { l.end(l.run(stream)) }()
 	return nil
 }
 
-// cancelOnClose lets Close end an attempt to get the lease. The function it returns
-// ends that.
-func (l *Lease) cancelOnClose() func() {
+// end leaves nothing of the lease but the reason.
+func (l *Lease) end(reason error) {
+	l.cancel(nil)
+	l.client.remove(l)
+	l.err = reason
+	close(l.done)
+}
+
+// run keeps the lease. It returns nil when the lease was closed and the reason when
+// it was lost for good.
+func (l *Lease) run(stream holdStream) error {
+	for {
+		err := l.keep(stream)
+		if err == nil {
+			return nil
+		}
+		if forGood(err) {
+			return refusal(l.socket, err)
+		}
+		l.client.driverLost(l.socket, err)
+		stream, err = l.acquire()
+		l.client.driverBack(err == nil)
+		if err != nil && l.isClosing() {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// acquire tries until the lease is granted. It waits for a driver that does not
+// answer. A lease that was granted before also outlasts refusals that may pass.
+func (l *Lease) acquire() (holdStream, error) {
+	defer l.watch()()
+	logged := false
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		stream, err := l.open()
+		if err == nil {
+			return stream, nil
+		}
+		if l.ctx.Err() != nil {
+			return nil, context.Cause(l.ctx)
+		}
+		if !unanswered(err) {
+			if forGood(err) || !l.request.Rehold {
+				return nil, refusal(l.socket, err)
+			}
+			if !logged {
+				logged = true
+				l.client.logger.Error("The node driver refuses memory that was held before, trying on",
+					"socket", l.socket.path, "err", status.Convert(err).Message())
+			}
+		}
+		if err := sleep(l.ctx, pause); err != nil {
+			return nil, context.Cause(l.ctx)
+		}
+	}
+}
+
+// unanswered says that the driver is away, or was stopping, which gives Canceled.
+func unanswered(err error) bool {
+	code := status.Code(err)
+	return code == codes.Unavailable || code == codes.Canceled
+}
+
+// forGood says that asking again for the same lease is in vain.
+func forGood(err error) bool {
+	switch status.Code(err) {
+	case codes.NotFound, codes.Aborted, codes.PermissionDenied, codes.InvalidArgument:
+		return true
+	}
+	_, oom := outOfMemory(err)
+	return oom
+}
+
+// refusal is the driver's answer as callers know it.
+func refusal(s *socket, err error) error {
+	if oom, ok := outOfMemory(err); ok {
+		return oom
+	}
+	if status.Code(err) == codes.NotFound {
+		return fmt.Errorf("%w on %s: %s", ErrDeviceGone, s.path, status.Convert(err).Message())
+	}
+	return callError(s, err)
+}
+
+// watch ends acquire where that has become pointless: the lease was closed, or its
+// device is gone. The function it returns ends that.
+func (l *Lease) watch() func() {
 	stop := make(chan struct{})
 	go func() {
-		select {
-		case <-l.closing:
-			l.cancel()
-		case <-stop:
+		tick := time.NewTicker(lastPause)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-l.closing:
+				l.cancel(nil)
+				return
+			case <-tick.C:
+				if l.socket.removed() {
+					l.cancel(fmt.Errorf("%w: %s was removed", ErrDeviceGone, filepath.Dir(l.socket.path)))
+					return
+				}
+			}
 		}
 	}()
 	return func() { close(stop) }
 }
 
-// firstGrant opens the stream. It tries again where the driver went away between
-// the connection and the grant.
-func (l *Lease) firstGrant() (holdStream, error) {
-	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		stream, err := l.acquire()
-		if err == nil {
-			return stream, nil
-		}
-		if oom, ok := outOfMemory(err); ok {
-			return nil, oom
-		}
-		if l.ctx.Err() != nil {
-			return nil, l.ctx.Err()
-		}
-		// Canceled comes from a driver that is stopping.
-		if code := status.Code(err); code != codes.Unavailable && code != codes.Canceled {
-			return nil, callError(l.socket, err)
-		}
-		if err := sleep(l.ctx, pause); err != nil {
-			return nil, err
-		}
-	}
-}
-
-// acquire opens one stream and waits for the grant.
-func (l *Lease) acquire() (holdStream, error) {
+// open opens one stream and waits for the grant.
+func (l *Lease) open() (holdStream, error) {
 	ctx, cancel := context.WithCancel(l.ctx)
 	stream, err := l.socket.api.Hold(ctx)
 	if err == nil {
@@ -134,25 +208,6 @@ func (l *Lease) acquire() (holdStream, error) {
 	}
 	context.AfterFunc(stream.Context(), cancel)
 	return stream, nil
-}
-
-// run keeps the lease until Close.
-func (l *Lease) run(stream holdStream) {
-	defer close(l.done)
-	defer l.client.remove(l)
-	defer l.cancel()
-	for {
-		err := l.keep(stream)
-		if err == nil {
-			return
-		}
-		l.client.driverLost(l.socket, err)
-		stream = l.reacquire()
-		l.client.driverBack(stream != nil)
-		if stream == nil {
-			return
-		}
-	}
 }
 
 // keep stays on a granted stream. It returns nil when the lease was closed and the
@@ -176,7 +231,7 @@ func (l *Lease) keep(stream holdStream) error {
 			if l.isClosing() {
 				return nil
 			}
-			return fmt.Errorf("stream ended: %s", status.Convert(reason).Message())
+			return reason
 		case <-l.closing:
 			_ = stream.CloseSend()
 			select {
@@ -197,31 +252,6 @@ func (l *Lease) isClosing() bool {
 	}
 }
 
-// reacquire tries until the lease is granted again, or returns nil when it was
-// closed meanwhile. A refusal does not end it: the process goes on believing that
-// it has its memory, and whoever took it may give it back.
-func (l *Lease) reacquire() holdStream {
-	defer l.cancelOnClose()()
-	refused := false
-	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		stream, err := l.acquire()
-		if err == nil {
-			return stream
-		}
-		if l.ctx.Err() != nil {
-			return nil
-		}
-		if code := status.Code(err); code != codes.Unavailable && code != codes.Canceled && !refused {
-			refused = true
-			l.client.logger.Error("The node driver refuses memory that was held before, trying on",
-				"socket", l.socket.path, "err", status.Convert(err).Message())
-		}
-		if err := sleep(l.ctx, pause); err != nil {
-			return nil
-		}
-	}
-}
-
 // DeviceUUID is the device the lease is on.
 func (l *Lease) DeviceUUID() string { return l.request.GetDeviceUuid() }
 
@@ -239,6 +269,26 @@ func (l *Lease) SetUtilization(percent int) {
 		case <-l.utilization:
 		default:
 		}
+	}
+}
+
+// Done is closed when the lease has ended: by Close, or because it is lost for good.
+// While the driver is away the lease has not ended.
+func (l *Lease) Done() <-chan struct{} { return l.done }
+
+// Err says why the lease is lost for good. It is nil while the lease lasts and when
+// Close has ended it. The reasons are
+//
+//	ErrDeviceGone         the device was unprepared, or its socket serves another one
+//	*OutOfMemoryError     after a restart of the driver the memory does not fit any more
+//	a gRPC status error   the lease was taken over (Aborted), or the driver does not
+//	                      accept it any more (PermissionDenied, InvalidArgument)
+func (l *Lease) Err() error {
+	select {
+	case <-l.done:
+		return l.err
+	default:
+		return nil
 	}
 }
 
