@@ -21,7 +21,8 @@ func (c *Cluster) Down(ctx context.Context) error {
 		return err
 	}
 	if err := c.down(ctx); err != nil {
-		return errors.Join(err, held.Release())
+		held.Release()
+		return err
 	}
 	return held.Remove()
 }

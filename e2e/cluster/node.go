@@ -206,7 +206,8 @@ func (n *Node) launch(ctx context.Context, executable string, groups cgroup.Hier
 	if err := command.Start(); err != nil {
 		return nil, fmt.Errorf("start node %s: %w", n.Name(), err)
 	}
-	go command.Wait() // so that it does not stay behind as a zombie; how it ended is in its log and report
+	// So that it does not stay behind as a zombie. How it ended is in its log and report.
+	go func() { _ = command.Wait() }()
 	p, err := identify(command.Process.Pid)
 	if err != nil {
 		return nil, fmt.Errorf("start node %s: %w", n.Name(), err)
@@ -228,7 +229,7 @@ func (l *launched) release(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("let node %s go: %w", l.node.Name(), err)
 	}
-	stop := context.AfterFunc(ctx, func() { l.process.kill() })
+	stop := context.AfterFunc(ctx, func() { _ = l.process.kill() }) // it ends with the error of ctx in any case
 	defer stop()
 	var report bytes.Buffer
 	if _, err := io.Copy(&report, l.report); err != nil {

@@ -171,7 +171,7 @@ func (b *Builder) compile(ctx context.Context, programs []planned, paths map[str
 		for scanner := bufio.NewScanner(pipe); scanner.Scan(); {
 			lines <- scanner.Text()
 		}
-		io.Copy(io.Discard, pipe)
+		_, _ = io.Copy(io.Discard, pipe) // after a line that is too long for the scanner
 	}()
 	known := map[string]bool{}
 	tick := time.NewTicker(time.Second)

@@ -77,14 +77,16 @@ func sleeper(t *testing.T, groups Hierarchies, group string) *exec.Cmd {
 	if err := process.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		process.Process.Kill()
-		process.Wait()
-	})
+	t.Cleanup(func() { end(process) })
 	if err := groups.Add(group, process.Process.Pid); err != nil {
 		t.Fatal(err)
 	}
 	return process
+}
+
+func end(process *exec.Cmd) {
+	_ = process.Process.Kill()
+	_ = process.Wait()
 }
 
 func exists(groups Hierarchies, group string) (there []string) {
@@ -117,8 +119,7 @@ func TestGroupHoldsProcessesUntilTheyEnd(t *testing.T) {
 		t.Errorf("removing a group in use: got %v, want the process and the reason", err)
 	}
 
-	process.Process.Kill()
-	process.Wait()
+	end(process)
 	for range 2 {
 		if err := groups.Remove(t.Context(), group); err != nil {
 			t.Fatal(err)

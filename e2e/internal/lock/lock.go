@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -64,17 +65,21 @@ func try(path string) (*Lock, error) {
 		return nil, err
 	}
 	now, err := os.Stat(path)
-	if err != nil || !os.SameFile(mine, now) {
-		file.Close()
-		return nil, nil
+	if err == nil && os.SameFile(mine, now) {
+		return &Lock{file: file}, nil
 	}
-	return &Lock{file: file}, nil
+	file.Close()
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return nil, err
 }
 
 // Release gives the lock up and leaves its file for the next one.
-func (l *Lock) Release() error { return l.file.Close() }
+func (l *Lock) Release() { _ = l.file.Close() } // nothing was written to it
 
 // Remove gives the lock up and removes its file.
 func (l *Lock) Remove() error {
-	return errors.Join(os.Remove(l.file.Name()), l.file.Close())
+	defer l.Release()
+	return os.Remove(l.file.Name())
 }

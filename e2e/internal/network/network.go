@@ -111,7 +111,7 @@ func open(n Node) (*handle, error) {
 }
 
 func (h *handle) close() {
-	h.Handle.Close()
+	h.Close()
 	h.ns.Close()
 }
 

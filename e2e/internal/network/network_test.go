@@ -43,8 +43,8 @@ func newNode(t *testing.T, index int) (Node, func()) {
 		t.Fatal(err)
 	}
 	end := func() {
-		process.Process.Kill()
-		process.Wait()
+		_ = process.Process.Kill()
+		_ = process.Wait()
 	}
 	t.Cleanup(end)
 	return Node{Index: index, PID: process.Process.Pid}, end

@@ -54,7 +54,7 @@ func Main(args []string) error {
 		err = fmt.Errorf("unknown stage %q", args[1])
 	}
 	if err != nil {
-		io.WriteString(report, err.Error())
+		_, _ = io.WriteString(report, err.Error()) // when that fails, the log has it
 	}
 	return err
 }
@@ -194,7 +194,7 @@ func forward(listener net.Listener, address string) {
 		client, err := listener.Accept()
 		if err != nil {
 			// Too many open files is the one error to expect, and it passes.
-			time.Sleep(probeInterval)
+			<-time.After(probeInterval)
 			continue
 		}
 		go func() {
@@ -207,8 +207,9 @@ func forward(listener net.Listener, address string) {
 			done := make(chan struct{}, 2)
 			for _, way := range [][2]net.Conn{{client, server}, {server, client}} {
 				go func() {
-					io.Copy(way[0], way[1])
-					way[0].(*net.TCPConn).CloseWrite()
+					// Either end may be gone: then the other end has to learn it, and nobody else.
+					_, _ = io.Copy(way[0], way[1])
+					_ = way[0].(*net.TCPConn).CloseWrite()
 					done <- struct{}{}
 				}()
 			}

@@ -23,13 +23,13 @@ func TestMain(m *testing.M) {
 	case "stubborn":
 		signal.Ignore(syscall.SIGTERM)
 		os.Stdout.WriteString("ignoring\n")
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 	case "fails":
 		os.Stdout.WriteString("cannot go on\n")
 		os.Exit(3)
 	default:
 		os.Stdout.WriteString("sleeping\n")
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 	}
 }
 
@@ -70,7 +70,7 @@ func supervise(t *testing.T, behaviour string, components ...Component) *supervi
 	t.Cleanup(func() {
 		for _, status := range s.statuses() {
 			if status.PID != 0 {
-				syscall.Kill(status.PID, syscall.SIGKILL)
+				_ = syscall.Kill(status.PID, syscall.SIGKILL)
 			}
 			if err := s.stop(context.WithoutCancel(t.Context()), status.Name); err != nil {
 				t.Error(err)

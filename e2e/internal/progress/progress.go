@@ -74,7 +74,7 @@ func (p *Printer) Status(format string, args ...any) {
 // clear empties the terminal's line where a status stands on it.
 func (p *Printer) clear() {
 	if p.dirty {
-		io.WriteString(p.out, "\r\x1b[K")
+		fmt.Fprint(p.out, "\r\x1b[K")
 		p.dirty = false
 	}
 }
