@@ -1,6 +1,7 @@
 package modelserver
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -55,17 +56,10 @@ type Options struct {
 	// DevicePatience is how long a start waits for a driver that does not answer;
 	// 0: DefaultDevicePatience.
 	DevicePatience time.Duration
-	// WatchInterval is the time between two looks at whether the memory is still
-	// held; 0: DefaultWatchInterval.
-	WatchInterval time.Duration
 }
 
-const (
-	// DefaultDevicePatience covers a restart of the node driver.
-	DefaultDevicePatience = 2 * time.Minute
-	// DefaultWatchInterval makes lost memory known within half a minute.
-	DefaultWatchInterval = 10 * time.Second
-)
+// DefaultDevicePatience covers a restart of the node driver.
+const DefaultDevicePatience = 2 * time.Minute
 
 // stopPatience is how long the simulator may take to end when its memory is lost. It
 // drains its requests for up to 30 seconds.
@@ -106,7 +100,7 @@ func Run(ctx context.Context, opts Options) error {
 	if err != nil {
 		return err
 	}
-	s := &server{opts: opts, args: args, log: newLogger(opts.Stdout)}
+	s := &server{opts: opts, args: args, log: newLogger(opts.Stdout), lost: make(chan error, 1)}
 	s.announce()
 
 	// Everything that can be wrong is found before memory is held.
@@ -136,6 +130,7 @@ type server struct {
 	log    *slog.Logger
 	client *deviceapi.Client // nil: no device
 	plan   Plan
+	lost   chan error // what is held and was lost for good
 }
 
 func (s *server) infof(format string, a ...any)    { s.log.Info(fmt.Sprintf(format, a...)) }
@@ -162,7 +157,7 @@ func (s *server) announce() {
 // hold takes the memory of the model on the devices it runs on. The client keeps the
 // leases until release, through restarts of the driver.
 func (s *server) hold(ctx context.Context, models *Models) error {
-	ctx, cancel := context.WithTimeout(ctx, orDefault(s.opts.DevicePatience, DefaultDevicePatience))
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(s.opts.DevicePatience, DefaultDevicePatience))
 	defer cancel()
 	ctx, stop := s.untilSignal(ctx)
 	defer stop()
@@ -194,7 +189,7 @@ func (s *server) hold(ctx context.Context, models *Models) error {
 		if s.opts.ReserveKVCache {
 			bytes = int64(s.args.GPUMemoryUtilization * float64(d.TotalBytes))
 		}
-		_, err := s.client.Hold(ctx, deviceapi.HoldOptions{Device: d.UUID, MemoryBytes: bytes, ProcessName: ProcessName})
+		lease, err := s.client.Hold(ctx, deviceapi.HoldOptions{Device: d.UUID, MemoryBytes: bytes, ProcessName: ProcessName})
 		// Free memory may have changed since the plan.
 		if oom := (*deviceapi.OutOfMemoryError)(nil); errors.As(err, &oom) {
 			return outOfMemory(s.args, i, d.Name, oom.Requested, oom.Free, oom.Total)
@@ -202,6 +197,7 @@ func (s *server) hold(ctx context.Context, models *Models) error {
 		if err != nil {
 			return s.startError(ctx, fmt.Errorf("hold %s of device cuda:%d: %w", gib(bytes), i, err))
 		}
+		go s.reportLoss(lease)
 	}
 	return nil
 }
@@ -272,6 +268,8 @@ func (s *server) load(ctx context.Context) error {
 	if s.opts.LoadDuration > 0 {
 		select {
 		case <-time.After(s.opts.LoadDuration):
+		case err := <-s.lost:
+			return err
 		case <-ctx.Done():
 			return errStopped
 		}
@@ -301,7 +299,6 @@ func (s *server) serve(ctx context.Context, simulator string) error {
 	}
 	watching, stopWatching := context.WithCancel(ctx)
 	defer stopWatching()
-	lost := s.watchMemory(watching)
 	go s.reportReady(watching)
 
 	var (
@@ -309,6 +306,7 @@ func (s *server) serve(ctx context.Context, simulator string) error {
 		failure  error            // why it was, where not by a person
 		patience <-chan time.Time // until it is no longer asked
 		ended    = ctx.Done()
+		lost     = s.lost
 	)
 	for {
 		select {
@@ -352,71 +350,15 @@ func (s *server) exitError(status syscall.WaitStatus, known, stopping bool, fail
 	}
 }
 
-// watchMemory reports once when the driver answers and no longer counts this process
-// among the holders: three times in a row, since a driver that has restarted hears of
-// its holders one by one.
-func (s *server) watchMemory(ctx context.Context) <-chan error {
-	lost := make(chan error, 1)
-	if s.client == nil {
-		return lost
-	}
-	interval := orDefault(s.opts.WatchInterval, DefaultWatchInterval)
-	go func() {
-		missed := 0
-		ticker := time.NewTicker(interval)
-		defer ticker.Stop()
-		for missed < 3 {
-			select {
-			case <-ctx.Done():
-				return
-			case <-ticker.C:
-			}
-			asking, cancel := context.WithTimeout(ctx, interval)
-			snapshot, err := s.client.Snapshot(asking)
-			cancel()
-			switch {
-			case err != nil: // not there: the leases come back with it
-			case s.holdsAll(snapshot):
-				missed = 0
-			default:
-				missed++
-			}
-		}
-		lost <- fmt.Errorf("RuntimeError: CUDA error: the driver no longer counts the memory of this server on %s, and does not grant it again", s.deviceUUIDs())
-	}()
-	return lost
-}
-
-// holdsAll reports whether this process is a holder on each of its devices.
-func (s *server) holdsAll(snapshot deviceapi.Snapshot) bool {
-	holds := map[string]bool{}
-	note := func(uuid string, processes []deviceapi.Process) {
-		for _, p := range processes {
-			if p.PID == os.Getpid() && p.Name == ProcessName {
-				holds[uuid] = true
-			}
+// reportLoss waits for the end of a lease. The first loss is the one that counts.
+func (s *server) reportLoss(lease *deviceapi.Lease) {
+	<-lease.Done()
+	if err := lease.Err(); err != nil {
+		select {
+		case s.lost <- fmt.Errorf("RuntimeError: CUDA error: the memory of this server on %s is lost: %w", lease.DeviceUUID(), err):
+		default:
 		}
 	}
-	for _, gpu := range snapshot.GPUs {
-		note(gpu.UUID, gpu.Processes)
-		for _, p := range gpu.Partitions {
-			note(p.UUID, p.Processes)
-		}
-	}
-	for _, d := range s.plan.Devices {
-		if !holds[d.UUID] {
-			return false
-		}
-	}
-	return true
-}
-
-func (s *server) deviceUUIDs() string {
-	var uuids []string
-	for _, d := range s.plan.Devices {
-		uuids = append(uuids, d.UUID)
-	}
-	return strings.Join(uuids, ", ")
 }
 
 // reportReady says when the API answers, as the real server's log does.
@@ -460,13 +402,6 @@ func (s *server) release() {
 	if err := s.client.Close(); err != nil {
 		s.warningf("Closing the connections to the devices: %v", err)
 	}
-}
-
-func orDefault(d, or time.Duration) time.Duration {
-	if d > 0 {
-		return d
-	}
-	return or
 }
 
 // thousands writes 171040 as 171,040.

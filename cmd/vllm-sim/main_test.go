@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -483,48 +482,48 @@ func TestHoldsThroughARestartOfTheDriver(t *testing.T) {
 }
 
 func TestStopsWhenItsMemoryIsLost(t *testing.T) {
-	c := newContainer(t, partition)
-	stdout, err := os.CreateTemp(t.TempDir(), "stdout")
-	if err != nil {
-		t.Fatal(err)
+	unprepare := func(c *container) {
+		if err := c.driver.Close(filepath.Join(c.devices, "0")); err != nil {
+			c.t.Fatal(err)
+		}
 	}
-	ended := make(chan error, 1)
-	go func() {
-		ended <- modelserver.Run(t.Context(), modelserver.Options{
-			Args: c.article(), Stdout: stdout, Stderr: os.Stderr,
-			Environ:       []string{"STAND_IN_DIR=" + c.records},
-			DeviceDir:     c.devices,
-			Simulator:     filepath.Join(c.bin, asSimulator),
-			WatchInterval: 50 * time.Millisecond,
+	shrink := func(c *container) {
+		c.driver.Stop()
+		small := partition
+		small.Partition = &deviceapi.Partition{UUID: partition.UUID(), MemoryBytes: deviceapi.MiB}
+		c.startDriver(small)
+	}
+	tests := map[string]struct {
+		env      []string
+		lose     func(*container)
+		says     string
+		simulate bool // the simulator runs by then
+	}{
+		"the device was unprepared": {nil, unprepare, "the device is gone", true},
+		"the memory fits no more":   {nil, shrink, "out of memory", true},
+		"unprepared while it loads": {[]string{"SIMGPU_LOAD_DURATION=1h"}, unprepare, "the device is gone", false},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			c := newContainer(t, partition)
+			s := c.run(asCommand, append(test.env, c.article()...)...)
+			if test.simulate {
+				c.waitHealthy()
+			}
+			c.waitFor("the memory to be held", func() bool { return len(c.held()) == 1 })
+			test.lose(c)
+			if code := c.exit(s); code != 1 {
+				t.Errorf("exit code %d, want 1", code)
+			}
+			c.expect("stderr", s.stderr.String(), "RuntimeError: CUDA error: the memory of this server on "+partition.UUID()+" is lost", test.says)
+			if got := strings.Contains(s.stdout.String(), "simulator got SIGTERM"); got != test.simulate {
+				t.Errorf("the simulator was stopped: %t, want %t", got, test.simulate)
+			}
+			if c.get("/health") == nil {
+				t.Error("the simulator outlives the server")
+			}
 		})
-	}()
-	c.waitHealthy()
-
-	// The device comes back with too little memory for what was held.
-	c.driver.Stop()
-	shrunk := partition
-	shrunk.Partition = &deviceapi.Partition{UUID: partition.UUID(), MemoryBytes: deviceapi.MiB}
-	c.startDriver(shrunk)
-
-	select {
-	case err = <-ended:
-	case <-time.After(time.Minute):
-		t.Fatal("the server goes on without memory")
 	}
-	if err == nil || !strings.Contains(err.Error(), "no longer counts the memory") || !strings.Contains(err.Error(), partition.UUID()) {
-		t.Errorf("error %v, want one that says what is lost", err)
-	}
-	if c.get("/health") == nil {
-		t.Error("the simulator outlives the server")
-	}
-	if _, err := stdout.Seek(0, io.SeekStart); err != nil {
-		t.Fatal(err)
-	}
-	log, err := io.ReadAll(stdout)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.expect("output", string(log), "simulator got SIGTERM")
 }
 
 func TestReapsOrphans(t *testing.T) {
