@@ -30,11 +30,18 @@ type socketServer interface {
 	Close(dir string) error
 }
 
+// claimStore remembers claims; package checkpoint has the real one.
+type claimStore interface {
+	Load() ([]checkpoint.Claim, []checkpoint.Unreadable, error)
+	Write(checkpoint.Claim) error
+	Remove(types.UID) error
+}
+
 // claims prepares and unprepares, and knows what is prepared. Operations on different claims run in
-// parallel; the mutex is never held across a system call.
+// parallel; the mutex is held across a system call only to remove what belongs to nobody.
 type claims struct {
 	factory
-	store     *checkpoint.Store
+	store     claimStore
 	specs     *cdi.Directory
 	sockets   socketServer
 	devDir    string      // folder of the device folders
@@ -337,26 +344,27 @@ func (c *claims) complete(claim checkpoint.Claim) error {
 // undo takes a claim back to nothing, whatever step it had reached. As long as it fails, the claim
 // keeps its devices, and the next prepare or unprepare of the claim tries again.
 func (c *claims) undo(claim checkpoint.Claim) error {
+	var intentErr error
 	if claim.State != checkpoint.Preparing {
 		claim.State = checkpoint.Preparing
-		if err := c.store.Write(claim); err != nil {
-			return err
-		}
+		// A full disk must not keep people from freeing it. Without the intent a crash before the end leads to
+		// a prepared claim, which whoever wants it undone asks for again.
+		intentErr = c.store.Write(claim)
 		c.remember(claim)
 	}
 	c.waypoints.Reached(UndoIntentWritten, claim.UID)
 	if err := c.specs.Remove(string(claim.UID)); err != nil {
-		return err
+		return errors.Join(intentErr, err)
 	}
 	c.waypoints.Reached(SpecRemoved, claim.UID)
 	for _, device := range deviceNames(claim) {
 		if err := c.sockets.Close(c.socketDir(claim.UID, device)); err != nil {
-			return fmt.Errorf("claim %s: %w", claim.Key(), err)
+			return errors.Join(intentErr, fmt.Errorf("claim %s: %w", claim.Key(), err))
 		}
 	}
 	c.waypoints.Reached(SocketsClosed, claim.UID)
 	if err := c.store.Remove(claim.UID); err != nil {
-		return err
+		return errors.Join(intentErr, err)
 	}
 	c.release(claim.UID)
 	c.waypoints.Reached(ClaimRemoved, claim.UID)
@@ -605,31 +613,46 @@ func (c *claims) holdUnsettled(uid types.UID) {
 	}
 }
 
-// removeSocketLeftovers removes device folders that belong to no claim.
-func (c *claims) removeSocketLeftovers() error {
-	// Listed before the claims are looked at: a folder that is made later is not in the list.
+// socketFolders lists the device folders.
+func (c *claims) socketFolders() ([]string, error) {
 	entries, err := os.ReadDir(c.devDir)
 	if err != nil {
-		return fmt.Errorf("device folders: %w", err)
+		return nil, fmt.Errorf("device folders: %w", err)
 	}
-	c.mu.Lock()
-	complete := len(c.unsettled) == 0
-	used := map[string]bool{}
-	for _, claim := range c.known {
-		for _, name := range deviceNames(claim) {
-			used[socketID(claim.UID, name)] = true
-		}
-	}
-	c.mu.Unlock()
-	if !complete {
-		// Any folder may belong to a claim of unknown content.
-		return nil
-	}
-	var errs []error
+	var names []string
 	for _, e := range entries {
-		if len(e.Name()) == socketIDLength && !used[e.Name()] {
-			errs = append(errs, c.sockets.Close(filepath.Join(c.devDir, e.Name())))
+		if len(e.Name()) == socketIDLength {
+			names = append(names, e.Name())
 		}
 	}
-	return errors.Join(errs...)
+	return names, nil
+}
+
+// present is the claims that the node has at one moment.
+type present struct {
+	known         map[types.UID]types.NamespacedName
+	socketFolders map[string]bool
+	unsettled     map[types.UID]bool // of unknown content
+}
+
+func (p present) has(uid types.UID) bool {
+	_, known := p.known[uid]
+	return known || p.unsettled[uid]
+}
+
+// holdStill calls do while no claim comes or goes. That is for what is rare and quick.
+func (c *claims) holdStill(do func(present)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := present{known: map[types.UID]types.NamespacedName{}, socketFolders: map[string]bool{}, unsettled: map[types.UID]bool{}}
+	for uid, claim := range c.known {
+		now.known[uid] = claim.Key()
+		for _, name := range deviceNames(claim) {
+			now.socketFolders[socketID(uid, name)] = true
+		}
+	}
+	for uid := range c.unsettled {
+		now.unsettled[uid] = true
+	}
+	do(now)
 }

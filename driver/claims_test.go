@@ -11,10 +11,12 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
+	"github.com/simgpu/simgpu/driver/checkpoint"
 	"github.com/simgpu/simgpu/driver/inventory"
 )
 
@@ -293,6 +295,49 @@ func TestFailedUnprepareKeepsTheDevices(t *testing.T) {
 	}
 }
 
+// fullDisk lets files be removed but not written.
+type fullDisk struct{ claimStore }
+
+func (fullDisk) Write(checkpoint.Claim) error { return unix.ENOSPC }
+
+func TestFullDiskKeepsNobodyFromUnpreparing(t *testing.T) {
+	n := newTestNode(t)
+	p := n.start()
+	claim, other := claimOf("a", []string{left0}), claimOf("b", []string{right0})
+	p.mustPrepare(t, claim)
+	p.store = fullDisk{p.store}
+	_, err := p.prepare(t.Context(), other)
+	expectError(t, err, "no space left")
+	n.expectFiles("full", claim)
+	p.mustUnprepare(t, claim)
+	n.expectFiles("unprepared")
+	if len(p.ledger.byGPU) != 0 {
+		t.Errorf("still given out: %v", p.ledger.byGPU)
+	}
+}
+
+func TestCrashInUnprepareOnAFullDiskIsPutRight(t *testing.T) {
+	for _, at := range UnprepareWaypoints() {
+		t.Run(string(at), func(t *testing.T) {
+			n := newTestNode(t)
+			first := n.start()
+			claim := claimOf("a", []string{left0})
+			first.mustPrepare(t, claim)
+			first.store = fullDisk{first.store}
+			first.crash.at = at
+			if !crashes(func() { _ = first.unprepare(t.Context(), claim.UID) }) {
+				t.Fatal("did not come this far")
+			}
+			second := n.start()
+			if at != ClaimRemoved {
+				n.expectFiles("after the crash", claim)
+			}
+			second.mustUnprepare(t, claim)
+			n.expectFiles("unprepared")
+		})
+	}
+}
+
 // replaceByFile makes a folder unusable; permissions do not stop root.
 func replaceByFile(t *testing.T, dir string) (mend func()) {
 	t.Helper()
@@ -398,7 +443,21 @@ func TestConcurrentPreparesOfOverlappingDevices(t *testing.T) {
 func TestConcurrentLivesOfClaims(t *testing.T) {
 	n := newTestNode(t)
 	p := n.start()
-	var wg sync.WaitGroup
+	plugin, _ := n.withAPI(p, newFakeAPI())
+	var wg, sweeper sync.WaitGroup
+	ended := make(chan struct{})
+	sweeper.Go(func() {
+		for {
+			select {
+			case <-ended:
+				return
+			default:
+				if err := plugin.reconciler.removeOrphans(); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
 	for i := range 7 {
 		claim := claimOf(fmt.Sprint("c", i), []string{fmt.Sprintf("gpu-0-mig-1g10gb-19-%d", i)})
 		wg.Go(func() {
@@ -412,6 +471,9 @@ func TestConcurrentLivesOfClaims(t *testing.T) {
 					})
 				}
 				calls.Wait()
+				if devices, err := p.specs.Devices(string(claim.UID)); err != nil || len(devices) != 1 {
+					t.Errorf("CDI spec: %v, %v", devices, err)
+				}
 				if err := p.unprepare(t.Context(), claim.UID); err != nil {
 					t.Error(err)
 				}
@@ -419,6 +481,8 @@ func TestConcurrentLivesOfClaims(t *testing.T) {
 		})
 	}
 	wg.Wait()
+	close(ended)
+	sweeper.Wait()
 	n.expectFiles("in the end")
 }
 

@@ -12,7 +12,7 @@
 //	dev/<id>/device.sock  one socket per prepared device, its folder mounted into containers
 //	node/device.sock      the view of the whole node
 //	tools/<hash>/         programs mounted into containers (package tools)
-//	dra-device-metadata/  device metadata for containers, kept by the kubeletplugin helper
+//	dra-device-metadata/  device metadata for containers, written by the kubeletplugin helper
 //	dra.sock, lock        the service socket; the lock that keeps a second driver out
 //
 // In the CDI folder: k8s.<driver>-claim_<uid>.yaml per prepared claim (package cdi), and the helper's

@@ -97,10 +97,11 @@ func (d *Driver) Run(ctx context.Context) (err error) {
 		publisher.changed()
 		view.update(running)
 	}
-	reconciler := &reconciler{
-		claims: claims, client: d.opts.KubeClient, reporter: reporter, metrics: metrics,
-		driverName: d.opts.DriverName, cdiDir: d.opts.CDIDir, metadataDir: d.paths.metadata,
+	metadata, err := openMetadata(d.paths.metadata, d.opts.CDIDir, d.opts.DriverName)
+	if err != nil {
+		return err
 	}
+	reconciler := &reconciler{claims: claims, metadata: metadata, client: d.opts.KubeClient, reporter: reporter, metrics: metrics}
 	plugin := &plugin{claims: claims, reconciler: reconciler, publisher: publisher, reporter: reporter, metrics: metrics, fatal: func(err error) { cancel(err) }}
 
 	http, err := startHTTP(d.opts.HTTPEndpoint, metrics.registry, d.Healthy, d.Ready, plugin.fatal)
@@ -122,7 +123,7 @@ func (d *Driver) Run(ctx context.Context) (err error) {
 	var background sync.WaitGroup
 	defer background.Wait()
 	defer stop()
-	helper, err := d.startHelper(running, plugin)
+	helper, err := d.startHelper(running, plugin, metadata)
 	if err != nil {
 		return err
 	}
@@ -213,7 +214,7 @@ func (d *Driver) restore(ctx context.Context, claims *claims, reporter *reporter
 	return tools.Prune(d.paths.tools, filepath.Dir(claims.tools[0].HostPath))
 }
 
-func (d *Driver) startHelper(ctx context.Context, plugin *plugin) (*kubeletplugin.Helper, error) {
+func (d *Driver) startHelper(ctx context.Context, plugin *plugin, metadata *metadataFiles) (*kubeletplugin.Helper, error) {
 	helper, err := kubeletplugin.Start(ctx, plugin,
 		kubeletplugin.DriverName(d.opts.DriverName),
 		kubeletplugin.NodeName(d.opts.NodeName),
@@ -222,6 +223,7 @@ func (d *Driver) startHelper(ctx context.Context, plugin *plugin) (*kubeletplugi
 		kubeletplugin.RegistrarDirectoryPath(d.opts.KubeletRegistrarDir),
 		kubeletplugin.CDIDirectory(d.opts.CDIDir),
 		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{metadatav1beta1.SchemeGroupVersion}),
+		kubeletplugin.MetadataFileOps(metadata.operations()),
 		// Claims are serialized one by one, so that a slow one does not hold up the others.
 		kubeletplugin.Serialize(false),
 		// Device health is not reported yet.

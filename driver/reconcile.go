@@ -2,15 +2,10 @@ package driver
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
-	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -27,13 +22,10 @@ import (
 // claim.
 type reconciler struct {
 	claims   *claims
+	metadata *metadataFiles
 	client   kubernetes.Interface
 	reporter *reporter
 	metrics  *metrics
-
-	driverName  string
-	cdiDir      string
-	metadataDir string
 }
 
 // run does one round. What fails is logged, and tried again in the next round.
@@ -91,7 +83,7 @@ func (r *reconciler) settle(ctx context.Context, u checkpoint.Unreadable) error 
 	if u.Claim.Name != "" && u.Claim.Namespace != "" {
 		candidates = append(candidates, u.Claim)
 	}
-	noted, err := r.namesInMetadata(u.UID)
+	noted, err := r.metadata.names(u.UID)
 	if err != nil {
 		return err
 	}
@@ -128,75 +120,30 @@ func (r *reconciler) settle(ctx context.Context, u checkpoint.Unreadable) error 
 	return nil
 }
 
-// namesInMetadata returns the names under which the helper's device metadata knows the claim.
-func (r *reconciler) namesInMetadata(uid types.UID) ([]types.NamespacedName, error) {
-	files, err := filepath.Glob(filepath.Join(r.metadataDir, "*", "*", "metadata.json"))
-	if err != nil {
-		return nil, err
-	}
-	var keys []types.NamespacedName
-	for _, file := range files {
-		f, err := os.Open(file)
-		if err != nil {
-			continue
-		}
-		var object metav1.PartialObjectMetadata
-		err = json.NewDecoder(f).Decode(&object)
-		f.Close()
-		key := types.NamespacedName{Namespace: object.Namespace, Name: object.Name}
-		if err == nil && object.UID == uid && !slices.Contains(keys, key) {
-			keys = append(keys, key)
-		}
-	}
-	return keys, nil
-}
-
-// removeOrphans removes CDI specs, device folders and device metadata that belong to no claim. It may
-// run beside other operations: what exists is listed before the claims are looked at.
+// removeOrphans removes CDI specs, device folders and device metadata that belong to no claim.
 func (r *reconciler) removeOrphans() error {
-	errs := []error{r.claims.removeSocketLeftovers()}
-
 	specs, err := r.claims.specs.List()
+	errs := []error{err}
+	folders, err := r.claims.socketFolders()
 	errs = append(errs, err)
-	metadataSpecs, err := filepath.Glob(filepath.Join(r.cdiDir, metadataSpecPrefix(r.driverName)+"*.json"))
+	metadata, err := r.metadata.list()
 	errs = append(errs, err)
-	metadata, err := os.ReadDir(r.metadataDir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		errs = append(errs, fmt.Errorf("device metadata: %w", err))
-	}
 
-	keys := r.claims.preparedKeys()
-	folders := map[string]bool{}
-	for _, key := range keys {
-		folders[metadataFolder("", key)] = true
-	}
-	unsettled := map[types.UID]bool{}
-	for _, u := range r.claims.unsettledClaims() {
-		unsettled[u.UID] = true
-	}
-	orphan := func(uid types.UID) bool {
-		_, known := keys[uid]
-		return !known && !unsettled[uid]
-	}
-
-	for _, uid := range specs {
-		if orphan(types.UID(uid)) {
-			errs = append(errs, r.claims.specs.Remove(uid))
-		}
-	}
-	for _, path := range metadataSpecs {
-		uid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(path), metadataSpecPrefix(r.driverName)), "_")
-		if orphan(types.UID(uid)) {
-			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				errs = append(errs, err)
+	// A claim has nothing on disk before it is known, so what is found to belong to none is nobody's for
+	// as long as no claim comes to be known.
+	r.claims.holdStill(func(now present) {
+		for _, uid := range specs {
+			if !now.has(types.UID(uid)) {
+				errs = append(errs, r.claims.specs.Remove(uid))
 			}
 		}
-	}
-	for _, e := range metadata {
-		// While there is a claim of unknown content, any folder may tell its name.
-		if len(unsettled) == 0 && !folders[e.Name()] {
-			errs = append(errs, os.RemoveAll(filepath.Join(r.metadataDir, e.Name())))
+		for _, folder := range folders {
+			// Any folder may belong to a claim of unknown content.
+			if len(now.unsettled) == 0 && !now.socketFolders[folder] {
+				errs = append(errs, r.claims.sockets.Close(filepath.Join(r.claims.devDir, folder)))
+			}
 		}
-	}
+		errs = append(errs, r.metadata.removeOrphans(metadata, now))
+	})
 	return errors.Join(errs...)
 }

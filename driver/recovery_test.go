@@ -23,10 +23,18 @@ func (n *testNode) withAPI(p *process, api *fakeAPI) (*plugin, *events) {
 	events := newEvents()
 	m := newMetrics(p.preparedCount)
 	r := &reconciler{
-		claims: p.claims, client: api, reporter: events.reporter(), metrics: m,
-		driverName: driverName, cdiDir: n.cdiDir(), metadataDir: filepath.Join(n.root, "metadata"),
+		claims: p.claims, client: api, reporter: events.reporter(), metrics: m, metadata: n.openMetadata(),
 	}
 	return &plugin{claims: p.claims, reconciler: r, reporter: events.reporter(), metrics: m}, events
+}
+
+func (n *testNode) openMetadata() *metadataFiles {
+	n.t.Helper()
+	m, err := openMetadata(filepath.Join(n.root, "metadata"), n.cdiDir(), driverName)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return m
 }
 
 // damage overwrites the checkpoint of a claim.
@@ -157,7 +165,8 @@ func TestUnreadableCheckpointIsSettledByTheKubelet(t *testing.T) {
 			if left, _ := filepath.Glob(filepath.Join(n.checkpointDir(), "*.unreadable")); len(left) != 0 {
 				t.Errorf("left %v", left)
 			}
-			if err := p.removeSocketLeftovers(); err != nil {
+			plugin, _ := n.withAPI(p, newFakeAPI())
+			if err := plugin.reconciler.removeOrphans(); err != nil {
 				t.Fatal(err)
 			}
 			n.expectFiles("in the end", c)
@@ -213,6 +222,40 @@ func TestReconcileReleasesWhatIsGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.expectFiles("reconciled", there)
+}
+
+// watchedSockets says when a socket is closed.
+type watchedSockets struct {
+	socketServer
+	closing func()
+}
+
+func (s watchedSockets) Close(dir string) error {
+	s.closing()
+	return s.socketServer.Close(dir)
+}
+
+// TestNoClaimComesWhileOrphansAreRemoved is about a claim that is unprepared and prepared again, as when a
+// new pod takes it over, while its files are about to be removed as orphans.
+func TestNoClaimComesWhileOrphansAreRemoved(t *testing.T) {
+	n := newTestNode(t)
+	p := n.start()
+	plugin, _ := n.withAPI(p, newFakeAPI())
+	if err := os.Mkdir(filepath.Join(n.devDir(), socketID("uid-a", left0)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	removed := 0
+	p.claims.sockets = watchedSockets{p.sockets, func() {
+		removed++
+		if p.mu.TryLock() {
+			p.mu.Unlock()
+			t.Error("claims can come and go")
+		}
+	}}
+	if err := plugin.reconciler.removeOrphans(); err != nil || removed != 1 {
+		t.Errorf("removed %d: %v", removed, err)
+	}
+	n.expectFiles("after")
 }
 
 func TestReconcileWithoutAPIChangesNothing(t *testing.T) {

@@ -3,7 +3,6 @@ package driver
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -130,13 +129,4 @@ func compareUID(a, b types.UID) int {
 		return 1
 	}
 	return 0
-}
-
-// metadataSpecPrefix is how the kubeletplugin helper begins the names of its CDI specs; the UID of the
-// claim follows, and then another underscore.
-func metadataSpecPrefix(driverName string) string { return driverName + "_metadata_" }
-
-// metadataFolder is where the kubeletplugin helper keeps the metadata of a claim.
-func metadataFolder(root string, claim types.NamespacedName) string {
-	return filepath.Join(root, claim.Namespace+"_"+claim.Name)
 }
