@@ -21,6 +21,7 @@ import (
 
 // Exit codes. Any other is that of COMMAND.
 const (
+	exitMemoryLost  = 120
 	exitOutOfMemory = 121
 	exitNoDevice    = 122
 	exitNoDriver    = 123
@@ -43,9 +44,12 @@ the memory is granted. Without COMMAND the memory is held until a signal to end.
   -h, --help           this text
 
 A restart of the node driver is waited out, and the memory is held again after it.
+Where the memory is lost for good (the device was unprepared, or the memory does not
+fit any more) COMMAND gets SIGTERM, and simgpu-run ends with it.
 Signals are passed on to COMMAND.
 
 Exit code: that of COMMAND, or 128 and the number of the signal that ended it; else
+  120  the memory was lost for good
   121  the memory does not fit
   122  this container has no such device
   123  the node driver did not answer in time
@@ -153,7 +157,8 @@ func run(args []string, dir string, stdout, stderr io.Writer) (int, error) {
 	}
 	defer client.Close()
 
-	ended, err := acquire(client, o, signals)
+	lost := make(chan error, 1)
+	ended, err := acquire(client, o, signals, lost)
 	if err != nil {
 		return 0, err
 	}
@@ -162,30 +167,36 @@ func run(args []string, dir string, stdout, stderr io.Writer) (int, error) {
 	}
 	if len(o.command) == 0 {
 		fmt.Fprintln(stderr, "simgpu-run: the memory is held until a signal to end")
-		waitForEnd(signals)
-		return 0, nil
+		return 0, waitForEnd(signals, lost)
 	}
 	process, err := startCommand(o.command)
 	if err != nil {
 		return 0, err
 	}
-	return supervise(process, signals)
+	return supervise(process, signals, lost, stderr)
 }
 
-func waitForEnd(signals <-chan os.Signal) {
-	for s := range signals {
-		if ends(s) {
-			return
+// waitForEnd returns nil at a signal to end.
+func waitForEnd(signals <-chan os.Signal, lost <-chan error) error {
+	for {
+		select {
+		case s := <-signals:
+			if ends(s) {
+				return nil
+			}
+		case err := <-lost:
+			return err
 		}
 	}
 }
 
-// acquire takes the memory. A signal to end, which it returns, interrupts it.
-func acquire(client *deviceapi.Client, o options, signals <-chan os.Signal) (os.Signal, error) {
+// acquire takes the memory. A signal to end, which it returns, interrupts it. What
+// is lost for good later is reported to lost.
+func acquire(client *deviceapi.Client, o options, signals <-chan os.Signal, lost chan<- error) (os.Signal, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), o.timeout)
 	defer cancel()
 	held := make(chan error, 1)
-	go func() { held <- hold(ctx, client, o) }()
+	go func() { held <- hold(ctx, client, o, lost) }()
 	var interrupted os.Signal
 	for {
 		select {
@@ -204,7 +215,7 @@ func acquire(client *deviceapi.Client, o options, signals <-chan os.Signal) (os.
 }
 
 // hold takes the memory of every chosen device; the client's Close gives it back.
-func hold(ctx context.Context, client *deviceapi.Client, o options) error {
+func hold(ctx context.Context, client *deviceapi.Client, o options, lost chan<- error) error {
 	snapshot, err := client.Snapshot(ctx)
 	if err != nil {
 		return driverError(err)
@@ -216,7 +227,7 @@ func hold(ctx context.Context, client *deviceapi.Client, o options) error {
 	}
 	for _, ordinal := range chosen {
 		device := devices[ordinal]
-		_, err := client.Hold(ctx, deviceapi.HoldOptions{
+		lease, err := client.Hold(ctx, deviceapi.HoldOptions{
 			Device:      device.UUID(),
 			MemoryBytes: o.memory.of(device.MemoryBytes()),
 			ProcessName: o.name,
@@ -229,13 +240,28 @@ func hold(ctx context.Context, client *deviceapi.Client, o options) error {
 		if err != nil {
 			return driverError(err)
 		}
+		go reportLoss(lease, lost)
 	}
 	return nil
+}
+
+// reportLoss waits for the end of a lease. Of several losses the first one counts.
+func reportLoss(lease *deviceapi.Lease, lost chan<- error) {
+	<-lease.Done()
+	if err := lease.Err(); err != nil {
+		select {
+		case lost <- failf(exitMemoryLost, "the memory held on %s is lost for good: %w", lease.DeviceUUID(), err):
+		default:
+		}
+	}
 }
 
 func driverError(err error) error {
 	if errors.Is(err, deviceapi.ErrUnreachable) {
 		return failf(exitNoDriver, "%w: is the simgpu-kubelet-plugin pod of this node running?", err)
+	}
+	if errors.Is(err, deviceapi.ErrDeviceGone) {
+		return failf(exitNoDevice, "%w", err)
 	}
 	return err
 }

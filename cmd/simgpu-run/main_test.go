@@ -304,6 +304,49 @@ func TestSurvivesADriverRestart(t *testing.T) {
 	}
 }
 
+func TestEndsWhenItsMemoryIsLost(t *testing.T) {
+	unprepare := func(t *testing.T, n *node) {
+		if err := n.server.Close(filepath.Join(n.dir, "1")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	shrink := func(t *testing.T, n *node) {
+		n.server.Stop()
+		partition := *n.devices[1].Partition
+		partition.MemoryBytes = deviceapi.MiB
+		n.devices[1].Partition = &partition
+		n.start(t)
+	}
+	command := []string{"--", "sh", "-c", "trap 'echo got TERM; exit 0' TERM; echo ready; while :; do sleep 0.01; done"}
+	tests := map[string]struct {
+		command []string
+		ready   string
+		lose    func(*testing.T, *node)
+		says    []string
+	}{
+		"the device was unprepared":    {command, "ready", unprepare, []string{"MIG-1 is lost for good: the device is gone", "ending the command", "got TERM"}},
+		"the memory fits no more":      {command, "ready", shrink, []string{"MIG-1 is lost for good: out of memory", "ending the command", "got TERM"}},
+		"unprepared without a command": {nil, "held until", unprepare, []string{"MIG-1 is lost for good: the device is gone"}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			p := start(t, n.dir, nil, append([]string{"--memory", "1GiB", "--device", "all", "--name", "x"}, test.command...)...)
+			p.waitSays(t, test.ready)
+			test.lose(t, n)
+			p.wantExit(t, exitMemoryLost)
+			for _, says := range test.says {
+				if got := p.stderr.String(); strings.Count(got, says) != 1 {
+					t.Errorf("says\n%s\nwant %q once", got, says)
+				}
+			}
+			if held := n.held(); strings.Contains(held, "1024") {
+				t.Errorf("held is %q after the end", held)
+			}
+		})
+	}
+}
+
 // As process 1 it is the parent of orphans. Here the command leaves one behind and
 // goes on only when somebody has waited for it.
 func TestReapsOrphansAsProcessOne(t *testing.T) {

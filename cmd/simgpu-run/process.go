@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -61,9 +62,11 @@ func startError(command string, err error) error {
 }
 
 // supervise forwards signals until the process ends and returns its exit code,
-// 128 and the signal's number where a signal ended it. It waits for every child,
-// since as process 1 this program is given those that lost their parents.
-func supervise(process *os.Process, signals <-chan os.Signal) (int, error) {
+// 128 and the signal's number where a signal ended it. Where memory is lost it says
+// so, asks the process to end, and returns exitMemoryLost when that has ended. It waits
+// for every child, since as process 1 this program is given those that lost their
+// parents.
+func supervise(process *os.Process, signals <-chan os.Signal, lost <-chan error, stderr io.Writer) (int, error) {
 	ended := make(chan syscall.WaitStatus, 1)
 	failed := make(chan error, 1)
 	go func() {
@@ -81,15 +84,23 @@ func supervise(process *os.Process, signals <-chan os.Signal) (int, error) {
 			}
 		}
 	}()
+	loss := false
 	for {
 		select {
 		case status := <-ended:
+			if loss {
+				return exitMemoryLost, nil
+			}
 			if status.Signaled() {
 				return 128 + int(status.Signal()), nil
 			}
 			return status.ExitStatus(), nil
 		case err := <-failed:
 			return 0, err
+		case err := <-lost:
+			loss = true
+			fmt.Fprintf(stderr, "simgpu-run: %v\nsimgpu-run: ending the command\n", err)
+			_ = process.Signal(unix.SIGTERM)
 		case s := <-signals:
 			if fromTerminal(s) {
 				continue
