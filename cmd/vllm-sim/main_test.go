@@ -493,14 +493,15 @@ func TestStopsWhenItsMemoryIsLost(t *testing.T) {
 		small.Partition = &deviceapi.Partition{UUID: partition.UUID(), MemoryBytes: deviceapi.MiB}
 		c.startDriver(small)
 	}
+	lost := "RuntimeError: CUDA error: the memory of this server on " + partition.UUID() + " is lost: "
 	tests := map[string]struct {
 		env      []string
 		lose     func(*container)
 		says     string
 		simulate bool // the simulator runs by then
 	}{
-		"the device was unprepared": {nil, unprepare, "the device is gone", true},
-		"the memory fits no more":   {nil, shrink, "out of memory", true},
+		"the device was unprepared": {nil, unprepare, lost + "the device is gone", true},
+		"the memory fits no more":   {nil, shrink, lost + "out of memory", true},
 		"unprepared while it loads": {[]string{"SIMGPU_LOAD_DURATION=1h"}, unprepare, "the device is gone", false},
 	}
 	for name, test := range tests {
@@ -515,7 +516,7 @@ func TestStopsWhenItsMemoryIsLost(t *testing.T) {
 			if code := c.exit(s); code != 1 {
 				t.Errorf("exit code %d, want 1", code)
 			}
-			c.expect("stderr", s.stderr.String(), "RuntimeError: CUDA error: the memory of this server on "+partition.UUID()+" is lost", test.says)
+			c.expect("stderr", s.stderr.String(), test.says)
 			if got := strings.Contains(s.stdout.String(), "simulator got SIGTERM"); got != test.simulate {
 				t.Errorf("the simulator was stopped: %t, want %t", got, test.simulate)
 			}
