@@ -34,7 +34,11 @@ func TestModelFaults(t *testing.T) {
 		},
 		"unknown field": {
 			[]edit{{"brand: Nvidia", "brand: Nvidia\n  colour: green"}},
-			[]string{"nvidia/h100-sxm5-80gb.yaml: gpu.colour: unknown field; known here: addressingMode, architecture, brand, computeCapability, memoryMiB, memoryReservedMiB, multiprocessors, pciDeviceID, pciSubsystemID, pciVendorID, productName"},
+			[]string{"nvidia/h100-sxm5-80gb.yaml: gpu.colour: unknown field; known here: addressingMode, architecture, brand, computeCapability, memoryMiB, memoryReservedMiB, multiprocessors, pciDeviceID, pciSubsystemID, pciVendorID, powerLimitWatts, productName"},
+		},
+		"no power": {
+			[]edit{{"powerLimitWatts: 700", "powerLimitWatts: 0"}},
+			[]string{"nvidia/h100-sxm5-80gb.yaml: gpu.powerLimitWatts: must be from 1 to 1099511627776; leave it out where it is not sourced"},
 		},
 		"placement outside": {
 			[]edit{{"{size: 4, starts: [0, 4]}", "{size: 4, starts: [0, 5]}"}},

@@ -27,6 +27,7 @@ type Model struct {
 	MemoryMiB         int64 // total that the vendor's device library reports, before partitioning
 	MemoryReservedMiB int64 // of that, what the device library reports as reserved
 	Multiprocessors   int64
+	PowerLimitWatts   int64 // default power limit; 0 where not sourced
 
 	// Partitioning is nil for a model that cannot be partitioned.
 	Partitioning *Partitioning

@@ -38,6 +38,7 @@ type gpuFormat struct {
 	MemoryMiB         *int64 `json:"memoryMiB"`
 	MemoryReservedMiB *int64 `json:"memoryReservedMiB"`
 	Multiprocessors   *int64 `json:"multiprocessors"`
+	PowerLimitWatts   *int64 `json:"powerLimitWatts"`
 }
 
 type partitioningFormat struct {
@@ -150,6 +151,7 @@ func decodeModel(file string, data []byte, vendor *Vendor) (*Model, error) {
 		MemoryMiB:            orZero(f.GPU.MemoryMiB),
 		MemoryReservedMiB:    orZero(f.GPU.MemoryReservedMiB),
 		Multiprocessors:      orZero(f.GPU.Multiprocessors),
+		PowerLimitWatts:      orZero(f.GPU.PowerLimitWatts),
 		DefaultDriverVersion: f.DefaultDriverVersion,
 	}
 	if f.Partitioning == nil {
@@ -262,6 +264,7 @@ func (g *gpuFormat) validate(faults *strictyaml.Faults) {
 	}
 	checkPositive(faults, "gpu.memoryMiB", g.MemoryMiB)
 	checkPositive(faults, "gpu.multiprocessors", g.Multiprocessors)
+	checkPositive(faults, "gpu.powerLimitWatts", g.PowerLimitWatts)
 	if reserved := g.MemoryReservedMiB; reserved != nil && (*reserved < 0 || g.MemoryMiB == nil || *reserved >= *g.MemoryMiB) {
 		faults.Add("gpu.memoryReservedMiB", "must be a part of memoryMiB")
 	}
