@@ -87,5 +87,6 @@ func servedGPU(gpu *hardware.GPU) deviceapi.GPU {
 		Architecture:      gpu.Model.Architecture,
 		MIGMode:           mode,
 		MemoryBytes:       gpu.Model.MemoryMiB * deviceapi.MiB,
+		PowerLimitWatts:   int(gpu.Model.PowerLimitWatts),
 	}
 }
