@@ -252,10 +252,15 @@ func (c *claims) find(r resourceapi.DeviceRequestAllocationResult) (*hardware.De
 	return nil, fmt.Errorf("pool %q has no device %s: the node's inventory may have changed since the allocation", r.Pool, r.Device)
 }
 
-// blocked is an error while a claim of which not even the devices are known may have any device.
-func (c *claims) blocked(but types.UID) error {
-	for uid, u := range c.unsettled {
-		if uid != but && len(u.devices) == 0 {
+// blocked is an error while a claim of which not even the devices are known may have any device. It
+// does not stop a claim whose own checkpoint cannot be read: that was given its devices when it was
+// known who had which.
+func (c *claims) blocked(claim types.UID) error {
+	if _, rebuilt := c.unsettled[claim]; rebuilt {
+		return nil
+	}
+	for _, uid := range slices.Sorted(maps.Keys(c.unsettled)) {
+		if u := c.unsettled[uid]; len(u.devices) == 0 {
 			return fmt.Errorf("nothing is given out while it is unknown which devices the claim of UID %s has: its checkpoint %s cannot be read (%w). "+
 				"This is settled when the kubelet prepares or unprepares that claim, or, if nothing on the node uses it, by removing the file and restarting the driver",
 				uid, u.Path, u.Err)

@@ -128,6 +128,9 @@ func (d *Driver) Run(ctx context.Context) (err error) {
 		return err
 	}
 	defer helper.Stop()
+	// Ends before the helper, whose end is no failure to publish.
+	publishing, stopPublishing := context.WithCancel(running)
+	defer stopPublishing()
 	defer plugin.stop(stopWithin)
 	publisher.publish = helper.PublishResources
 	d.started.Store(true)
@@ -144,7 +147,7 @@ func (d *Driver) Run(ctx context.Context) (err error) {
 			}
 		})
 	})
-	background.Go(func() { publisher.run(running) })
+	background.Go(func() { publisher.run(publishing) })
 	background.Go(func() { wait.JitterUntilWithContext(running, reconciler.run, d.opts.Resync, 0.2, true) })
 
 	klog.FromContext(ctx).Info("Node driver started", "driver", d.opts.DriverName, "node", d.opts.NodeName)
@@ -197,7 +200,7 @@ func (d *Driver) restore(ctx context.Context, claims *claims, reporter *reporter
 		return err
 	}
 	for _, u := range found.unreadable {
-		logger.Error(u.Err, "Checkpoint set aside", "claimUID", u.UID, "file", u.Path, "claim", u.Claim)
+		logger.Error(u.Err, "Checkpoint set aside", "claim", claimRef{u.Claim, u.UID}, "file", u.Path)
 		reporter.node(corev1.EventTypeWarning, reasonCheckpointUnreadable,
 			"The checkpoint of claim %s cannot be read and was set aside as %s: %v. Its devices are not given out before it is rebuilt from the API", claimRef{u.Claim, u.UID}, u.Path, u.Err)
 	}

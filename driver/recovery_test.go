@@ -139,6 +139,37 @@ func TestUnreadableCheckpointIsRebuiltFromTheAPI(t *testing.T) {
 	}
 }
 
+func TestUnreadableCheckpointsDoNotBlockEachOther(t *testing.T) {
+	n := newTestNode(t)
+	first := n.start()
+	a, b, c := claimOf("a", []string{left0}), claimOf("b", []string{right0}), claimOf("c", []string{whole1})
+	for _, claim := range []*resourceapi.ResourceClaim{a, b} {
+		first.mustPrepare(t, claim)
+		n.noteMetadata(claim)
+		n.damage(claim, "")
+	}
+	hopeless := claimOf("hopeless", nil)
+	n.damage(hopeless, "")
+	if err := os.RemoveAll(n.cdiDir()); err != nil {
+		t.Fatal(err)
+	}
+
+	p := n.start()
+	plugin, _ := n.withAPI(p, newFakeAPI(a, b, c))
+	plugin.reconciler.run(t.Context())
+	if served := p.sockets.uuids(); len(served) != 2 {
+		t.Errorf("served %v", served)
+	}
+	_, err := p.prepare(t.Context(), c)
+	expectError(t, err, "team/c", "uid-hopeless")
+	p.mustUnprepare(t, hopeless)
+	p.mustPrepare(t, c)
+	for _, claim := range []*resourceapi.ResourceClaim{a, b, c} {
+		p.mustUnprepare(t, claim)
+	}
+	n.expectFiles("in the end")
+}
+
 func TestUnreadableCheckpointIsSettledByTheKubelet(t *testing.T) {
 	for name, settle := range map[string]func(*testing.T, *process, *resourceapi.ResourceClaim){
 		"by preparing": func(t *testing.T, p *process, a *resourceapi.ResourceClaim) {
