@@ -9,7 +9,8 @@ WORKDIR /src
 COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
-RUN go build -ldflags "-s -w" -o /out/ ./cmd/... && ln -s vllm-sim /out/vllm
+# Without the debug pages of gRPC, which nothing serves, the programs are a quarter smaller and more.
+RUN go build -tags grpcnotrace -ldflags "-s -w" -o /out/ ./cmd/... && ln -s vllm-sim /out/vllm
 
 # The real llm-d-inference-sim, in a stage of its own: it changes with its go.mod alone.
 FROM golang:1.26 AS inference-sim

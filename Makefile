@@ -16,6 +16,8 @@ DEMO    ?= two-llamas
 CLUSTER ?= auto
 
 LDFLAGS := -s -w
+# Without the debug pages of gRPC, which nothing serves, the programs are a quarter smaller and more.
+TAGS    := grpcnotrace
 TOOL    := go tool -modfile=$(CURDIR)/.ci/tools/go.mod
 
 .DEFAULT_GOAL := help
@@ -46,7 +48,7 @@ cluster-down: $(BIN)/simgpu-cluster ## Stop the local cluster and remove every t
 
 .PHONY: build
 build: ## Build all programs into bin/
-	go build -ldflags "$(LDFLAGS)" -o $(BIN)/ ./cmd/...
+	go build -tags $(TAGS) -ldflags "$(LDFLAGS)" -o $(BIN)/ ./cmd/...
 	go build -C e2e -ldflags "$(LDFLAGS)" -o ../$(BIN)/simgpu-cluster ./cmd/simgpu-cluster
 
 .PHONY: $(BIN)/simgpu-cluster

@@ -33,7 +33,12 @@ type Source struct {
 	Module string
 	// Package is its import path, or its path relative to the module (./cmd/x).
 	Package string
+	// Tags are build tags, separated by commas. May be empty.
+	Tags string
 }
+
+// noTrace leaves out the debug pages of gRPC, which make a program larger by a third and more. Nothing serves them.
+const noTrace = "grpcnotrace"
 
 // binDir is where programs are in an image.
 const binDir = "/usr/bin"
@@ -43,7 +48,7 @@ var recipes = []Recipe{
 	{
 		Name:      "simgpu",
 		Reference: "simgpu/simgpu:0.1.0",
-		Programs:  []Source{{".", "./cmd/simgpu-kubelet-plugin"}, {".", "./cmd/nvidia-smi"}, {".", "./cmd/simgpu-run"}},
+		Programs:  []Source{{".", "./cmd/simgpu-kubelet-plugin", noTrace}, {".", "./cmd/nvidia-smi", noTrace}, {".", "./cmd/simgpu-run", noTrace}},
 		Spec: Spec{
 			Entrypoint: []string{"simgpu-kubelet-plugin"},
 			Labels: map[string]string{
@@ -56,8 +61,8 @@ var recipes = []Recipe{
 		Name:      "vllm-sim",
 		Reference: "simgpu/vllm-sim:0.1.0",
 		Programs: []Source{
-			{".", "./cmd/vllm-sim"},
-			{"modelserver/inferencesim", "github.com/llm-d/llm-d-inference-sim/cmd/llm-d-inference-sim"},
+			{".", "./cmd/vllm-sim", noTrace},
+			{"modelserver/inferencesim", "github.com/llm-d/llm-d-inference-sim/cmd/llm-d-inference-sim", ""},
 		},
 		Spec: Spec{
 			Links:      map[string]string{binDir + "/vllm": "vllm-sim"},
@@ -76,7 +81,7 @@ var recipes = []Recipe{
 var Test = Recipe{
 	Name:      "testimage",
 	Reference: "simgpu/testimage:0.1.0",
-	Programs:  []Source{{"e2e", "./testimage"}},
+	Programs:  []Source{{"e2e", "./testimage", ""}},
 	Spec: Spec{
 		Links:   testLinks("cat", "env", "id", "lookup", "ls", "serve", "sleep", "tar", "wget"),
 		Command: []string{"sleep", "infinity"},
@@ -96,7 +101,7 @@ func testLinks(names ...string) map[string]string {
 var Pause = Recipe{
 	Name:      "pause",
 	Reference: "simgpu.dev/pause:1",
-	Programs:  []Source{{"e2e", "./cmd/pause"}},
+	Programs:  []Source{{"e2e", "./cmd/pause", ""}},
 	Spec:      Spec{Entrypoint: []string{"pause"}, User: "65535:65535"},
 }
 
@@ -137,17 +142,22 @@ func (b *Builder) Build(ctx context.Context, r Recipe, references ...string) (st
 	}
 	spec := r.Spec
 	spec.Files = map[string]string{}
-	byModule := map[string][]build.Program{}
-	var modules []string
+	type together struct{ module, tags string } // what is built in one go
+	programs := map[together][]build.Program{}
+	var order []together
 	for _, source := range r.Programs {
-		if _, ok := byModule[source.Module]; !ok {
-			modules = append(modules, source.Module)
+		at := together{source.Module, source.Tags}
+		if _, ok := programs[at]; !ok {
+			order = append(order, at)
 		}
-		byModule[source.Module] = append(byModule[source.Module], build.Program{Name: path.Base(source.Package), Package: source.Package})
+		programs[at] = append(programs[at], build.Program{Name: path.Base(source.Package), Package: source.Package})
 	}
-	for _, module := range modules {
-		builder := &build.Builder{Module: filepath.Join(b.Repository, module), Cache: filepath.Join(b.Cache, "programs"), Progress: b.Progress}
-		executables, err := builder.Build(ctx, byModule[module]...)
+	for _, at := range order {
+		builder := &build.Builder{
+			Module: filepath.Join(b.Repository, at.module), Tags: at.tags,
+			Cache: filepath.Join(b.Cache, "programs"), Progress: b.Progress,
+		}
+		executables, err := builder.Build(ctx, programs[at]...)
 		if err != nil {
 			return "", fmt.Errorf("image %s: %w", r.Name, err)
 		}

@@ -49,6 +49,8 @@ type Module struct {
 type Builder struct {
 	// Module is the folder of the module.
 	Module string
+	// Tags are build tags, separated by commas. May be empty.
+	Tags string
 	// Cache is the folder where executables are kept.
 	Cache string
 	// Progress is told what is going on. It may be nil.
@@ -59,7 +61,13 @@ type Builder struct {
 const keepUnused = 3 * 24 * time.Hour
 
 // environment makes the outcome independent of the caller's settings: static executables without paths of this machine in them.
-var environment = []string{"CGO_ENABLED=0", "GOFLAGS=-trimpath -buildvcs=false", "GOWORK=off"}
+func (b *Builder) environment() []string {
+	flags := "-trimpath -buildvcs=false"
+	if b.Tags != "" {
+		flags += " -tags=" + b.Tags
+	}
+	return []string{"CGO_ENABLED=0", "GOFLAGS=" + flags, "GOWORK=off"}
+}
 
 // Build returns the path of each program's executable by its name, building those that are not there yet in one go.
 func (b *Builder) Build(ctx context.Context, programs ...Program) (map[string]string, error) {
@@ -117,7 +125,7 @@ func (b *Builder) look(ctx context.Context, programs []Program) (paths map[strin
 				plan.linkFlags += fmt.Sprintf(" -X %s=%s", variable, stamps[variable])
 			}
 		}
-		path := filepath.Join(b.Cache, p.Name, in.key(string(toolchain), plan.linkFlags), p.Name)
+		path := filepath.Join(b.Cache, p.Name, in.key(string(toolchain), plan.linkFlags, b.environment()), p.Name)
 		paths[p.Name] = path
 		if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
 			missing = append(missing, plan)
@@ -242,7 +250,7 @@ func RemoveUnused(folder string) {
 func (b *Builder) command(ctx context.Context, args ...string) *exec.Cmd {
 	command := exec.CommandContext(ctx, "go", args...)
 	command.Dir = b.Module
-	command.Env = append(os.Environ(), environment...)
+	command.Env = append(os.Environ(), b.environment()...)
 	command.Cancel = func() error { return command.Process.Signal(os.Interrupt) }
 	command.WaitDelay = 5 * time.Second
 	return command

@@ -99,6 +99,17 @@ func TestOnlyWhatGoesInDecidesAboutRebuilding(t *testing.T) {
 	}
 }
 
+func TestTagsAreBuiltIn(t *testing.T) {
+	b := newModule(t)
+	write(t, filepath.Join(b.Module, "shared/tagged.go"), "//go:build tagged\n\npackage shared\n\nfunc init() { Word = \"tagged\" }\n")
+	plain := mustBuild(t, b, first)
+	b.Tags = "tagged"
+	tagged := mustBuild(t, b, first)
+	if got := output(t, plain["first"]) + ", " + output(t, tagged["first"]); got != "shared, tagged" {
+		t.Errorf("without and with the tag the program says %q, want %q", got, "shared, tagged")
+	}
+}
+
 func TestBuildsAtTheSameTimeShareOneResult(t *testing.T) {
 	b := newModule(t)
 	var outputs [3]bytes.Buffer

@@ -25,7 +25,7 @@ type inputs struct {
 }
 
 // key identifies the outcome of building these inputs in this way.
-func (in *inputs) key(toolchain, linkFlags string) string {
+func (in *inputs) key(toolchain, linkFlags string, environment []string) string {
 	sum := sha256.New()
 	fmt.Fprintf(sum, "%s\n%s\n%s\n%s\n", in.importPath, toolchain, linkFlags, strings.Join(environment, "\n"))
 	for _, line := range in.lines {
