@@ -2,12 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/client-go/rest"
 	logsapi "k8s.io/component-base/logs/api/v1"
 
 	"github.com/simgpu/simgpu/driver"
@@ -79,5 +81,12 @@ func TestMistakesAreErrors(t *testing.T) {
 	err := runDriver(t.Context(), config{logging: logsapi.NewLoggingConfiguration(), kubeconfig: "/does/not/exist"})
 	if err == nil || !strings.Contains(err.Error(), "/does/not/exist") {
 		t.Errorf("got %v", err)
+	}
+}
+
+func TestOutsideAClusterAKubeconfigIsNeeded(t *testing.T) {
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	if _, err := newClient(""); !errors.Is(err, rest.ErrNotInCluster) {
+		t.Errorf("got %v, want that this is not inside a cluster", err)
 	}
 }
