@@ -675,7 +675,7 @@ func TestDeviceClassOfAnotherOwner(t *testing.T) {
 			if refused := err != nil; refused != test.refused {
 				t.Fatalf("refused: %t, want %t: %v", refused, test.refused, err)
 			}
-			if test.refused && !(strings.Contains(err.Error(), `DeviceClass "mig.nvidia.com" exists already`) && strings.Contains(err.Error(), "deviceClasses.create=false")) {
+			if test.refused && (!strings.Contains(err.Error(), `DeviceClass "mig.nvidia.com" exists already`) || !strings.Contains(err.Error(), "deviceClasses.create=false")) {
 				t.Errorf("the message does not say what exists and what to do: %v", err)
 			}
 		})
