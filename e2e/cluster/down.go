@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/simgpu/simgpu/e2e/internal/cgroup"
+	"github.com/simgpu/simgpu/e2e/internal/inotify"
 )
 
 // downTimeout bounds the end of all processes of a cluster, which are killed.
@@ -46,6 +47,9 @@ func (c *Cluster) down(ctx context.Context) error {
 	groups, err := cgroup.Discover()
 	if err == nil {
 		err = groups.Remove(ctx, c.group())
+	}
+	if err == nil {
+		err = inotify.OfMachine().Release(ctx, c.group())
 	}
 	if err == nil {
 		err = os.RemoveAll(c.Dir())

@@ -12,6 +12,8 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/simgpu/simgpu/e2e/image"
@@ -83,6 +85,10 @@ func (n *Node) unpack(ctx context.Context, client *containerd.Client, one images
 		answer, err := kubeletSide.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: one.Name}})
 		if err == nil && answer.GetImage() != nil {
 			return nil
+		}
+		if status.Code(err) == codes.Unimplemented {
+			// containerd offers what could be started when it was: waiting does not help.
+			return fmt.Errorf("containerd does not serve the kubelet: %w; %s", err, n.logTail(kubernetes.Containerd))
 		}
 		select {
 		case <-ctx.Done():

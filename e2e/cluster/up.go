@@ -16,6 +16,7 @@ import (
 	"github.com/simgpu/simgpu/e2e/image"
 	"github.com/simgpu/simgpu/e2e/internal/cgroup"
 	"github.com/simgpu/simgpu/e2e/internal/debian"
+	"github.com/simgpu/simgpu/e2e/internal/inotify"
 	"github.com/simgpu/simgpu/e2e/internal/kubernetes"
 	"github.com/simgpu/simgpu/e2e/internal/lock"
 	"github.com/simgpu/simgpu/e2e/internal/network"
@@ -262,6 +263,9 @@ func (c *Cluster) nodesDown() ([]*Node, error) {
 // another, and waits until the cluster is usable. It needs the stock only for nodes that are down.
 func (c *Cluster) start(ctx context.Context, down []*Node, stock *stock, out *progress.Printer) error {
 	if len(down) > 0 {
+		if err := inotify.OfMachine().Reserve(ctx, c.group(), c.record.Nodes); err != nil {
+			return err
+		}
 		if err := c.linkPrograms(stock.programs); err != nil {
 			return err
 		}

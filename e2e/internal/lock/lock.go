@@ -22,9 +22,6 @@ type Lock struct{ file *os.File }
 // Acquire takes the lock of path, creating the file and its folder. Where somebody else holds it, waiting is called
 // once, and Acquire waits until the lock is free or ctx ends.
 func Acquire(ctx context.Context, path string, waiting func()) (*Lock, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, fmt.Errorf("lock %s: %w", path, err)
-	}
 	for told := false; ; {
 		held, err := try(path)
 		if err != nil {
@@ -47,8 +44,13 @@ func Acquire(ctx context.Context, path string, waiting func()) (*Lock, error) {
 
 // try returns nil without an error while another process holds the lock.
 func try(path string) (*Lock, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, err
+	}
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // the folder was removed between the two calls
+	} else if err != nil {
 		return nil, err
 	}
 	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {

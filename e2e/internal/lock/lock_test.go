@@ -49,7 +49,7 @@ func TestWaitingEndsWithContext(t *testing.T) {
 }
 
 func TestRemovedLockProtectsTheNextFile(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "lock")
+	path := filepath.Join(t.TempDir(), "folder", "lock")
 	first, err := Acquire(t.Context(), path, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -63,9 +63,10 @@ func TestRemovedLockProtectsTheNextFile(t *testing.T) {
 		got <- second
 	}()
 	<-waiting
-	if err := first.Remove(); err != nil {
+	if err := os.RemoveAll(filepath.Dir(path)); err != nil { // with its folder
 		t.Fatal(err)
 	}
+	first.Release()
 	second := <-got
 	if second == nil {
 		t.FailNow()
