@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -23,6 +24,13 @@ const patience = 20 * time.Second
 func TestMain(m *testing.M) {
 	if os.Getenv("TEST_AS_SIMGPU_RUN") != "" {
 		main()
+	}
+	// What is started under nohup or in the background of a script ignores signals, and so does all it starts. A
+	// signal that is listened to is not ignored by children.
+	for _, s := range forwarded() {
+		if signal.Ignored(s) {
+			signal.Notify(make(chan os.Signal, 1), s)
+		}
 	}
 	os.Exit(m.Run())
 }
@@ -132,6 +140,7 @@ func start(t *testing.T, dir string, attributes *syscall.SysProcAttr, args ...st
 	p.Env = append(os.Environ(), "TEST_AS_SIMGPU_RUN=1", "SIMGPU_DIR="+dir)
 	p.Stderr, p.Stdout = p.stderr, p.stderr
 	p.SysProcAttr = attributes
+	p.WaitDelay = patience // a command that outlives a killed simgpu-run keeps the pipe open
 	if err := p.Start(); err != nil {
 		if attributes != nil && errors.Is(err, syscall.EPERM) {
 			t.Skipf("namespaces are not allowed here: %v", err)
