@@ -16,7 +16,6 @@ import (
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/wait"
 	metadatav1beta1 "k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
@@ -33,6 +32,8 @@ const (
 	toolsInContainer = "/usr/bin"
 	// stopWithin is how long a stop waits for operations that run.
 	stopWithin = 10 * time.Second
+	// reconcileRetry is how soon a round of comparing claims with the API is repeated that failed.
+	reconcileRetry = 5 * time.Second
 )
 
 // Driver is the node driver of one node.
@@ -148,7 +149,7 @@ func (d *Driver) Run(ctx context.Context) (err error) {
 		})
 	})
 	background.Go(func() { publisher.run(publishing) })
-	background.Go(func() { wait.JitterUntilWithContext(running, reconciler.run, d.opts.Resync, 0.2, true) })
+	background.Go(func() { reconciler.loop(running, d.opts.Resync, reconcileRetry) })
 
 	klog.FromContext(ctx).Info("Node driver started", "driver", d.opts.DriverName, "node", d.opts.NodeName)
 	<-ctx.Done()

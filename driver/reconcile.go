@@ -6,12 +6,14 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
@@ -28,24 +30,55 @@ type reconciler struct {
 	metrics  *metrics
 }
 
-// run does one round. What fails is logged, and tried again in the next round.
-func (r *reconciler) run(ctx context.Context) {
+// errNobodyKnows is a claim of which not even the name is known.
+var errNobodyKnows = errors.New("nothing on the node tells the name of the claim")
+
+// loop does a round now and then one every period, until the context ends. A round in which something
+// failed that may work the next time, as on a node that starts together with its API server, is followed
+// by the next one after retry, which doubles each time, up to the period.
+func (r *reconciler) loop(ctx context.Context, period, retry time.Duration) {
+	pause := retry
+	for {
+		next := wait.Jitter(period, 0.2)
+		if r.run(ctx) {
+			pause = retry
+		} else {
+			next = min(next, wait.Jitter(pause, 0.2))
+			pause = min(2*pause, period)
+		}
+		timer := time.NewTimer(next)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-timer.C:
+		}
+	}
+}
+
+// run does one round. What fails is logged; false says that trying again may help.
+func (r *reconciler) run(ctx context.Context) (complete bool) {
 	logger := klog.FromContext(ctx)
+	complete = true
 	for _, u := range r.claims.unsettledClaims() {
 		if err := r.settle(ctx, u); err != nil {
+			complete = complete && errors.Is(err, errNobodyKnows)
 			logger.Error(err, "The content of an unreadable checkpoint is still unknown", "claimUID", u.UID, "file", u.Path)
 		}
 	}
 	keys := r.claims.preparedKeys()
 	for _, uid := range slices.Sorted(maps.Keys(keys)) {
 		if _, err := r.releaseIfGone(ctx, uid, keys[uid]); err != nil {
+			complete = false
 			logger.Error(err, "Cannot tell whether a prepared claim still exists", "claim", keys[uid], "claimUID", uid)
 		}
 	}
 	if err := r.removeOrphans(); err != nil {
+		complete = false
 		logger.Error(err, "Files of claims that are gone remain")
 	}
 	r.metrics.unsettledCheckpoints.Set(float64(len(r.claims.unsettledClaims())))
+	return complete
 }
 
 // releaseIfGone unprepares a claim that does not exist in the API any more, or exists as another object
@@ -93,7 +126,7 @@ func (r *reconciler) settle(ctx context.Context, u checkpoint.Unreadable) error 
 		}
 	}
 	if len(candidates) == 0 {
-		return errors.New("nothing on the node tells the name of the claim")
+		return errNobodyKnows
 	}
 	for _, key := range candidates {
 		claim, err := r.get(ctx, key)

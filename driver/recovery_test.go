@@ -1,12 +1,14 @@
 package driver
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
@@ -301,6 +303,37 @@ func TestReconcileWithoutAPIChangesNothing(t *testing.T) {
 	plugin, _ := n.withAPI(p, api)
 	plugin.reconciler.run(t.Context())
 	n.expectFiles("reconciled", claim)
+}
+
+func TestReconcileDoesNotWaitARoundForTheAPI(t *testing.T) {
+	n := newTestNode(t)
+	p := n.start()
+	gone, hopeless := claimOf("gone", []string{left0}), claimOf("hopeless", nil)
+	p.mustPrepare(t, gone)
+	n.damage(hopeless, "")
+	p = n.start()
+	api := newFakeAPI()
+	calls := 0
+	api.PrependReactor("get", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
+		calls++
+		return calls < 4, nil, apierrors.NewServiceUnavailable("starting")
+	})
+	plugin, _ := n.withAPI(p, api)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	p.changed = cancel // called when the claim is released
+	go func() {
+		defer close(ended)
+		plugin.reconciler.loop(ctx, time.Hour, time.Millisecond)
+	}()
+	<-ended
+	if left := p.preparedKeys(); len(left) != 0 {
+		t.Errorf("still prepared: %v", left)
+	}
+	// What trying again does not help with waits for the next round.
+	if !plugin.reconciler.run(t.Context()) {
+		t.Error("a claim that nobody knows is tried again and again")
+	}
 }
 
 func TestConflictWithAClaimThatIsGone(t *testing.T) {
