@@ -392,6 +392,34 @@ func TestStartReleasesClaimsThatAreGone(t *testing.T) {
 	})
 }
 
+// TestLongestNames is about files that the kubeletplugin helper names after claims.
+func TestLongestNames(t *testing.T) {
+	t.Parallel()
+	claim := claimOf(strings.Repeat("c", 253), []string{left0}, firstResult(func(r *resourceapi.DeviceRequestAllocationResult) {
+		r.Request = strings.Repeat("r", 63)
+	}))
+	claim.Namespace = strings.Repeat("n", 63)
+	claim.UID = "8f1c7a54-6c0e-4a55-9a37-0d1d4b1f6f11"
+	n := newWholeNode(t, claim)
+	d := n.run()
+	kubelet := n.register()
+	d.expectReady(t)
+
+	ids := prepareOverGRPC(t, kubelet, claim)
+	if len(ids) != 2 {
+		t.Errorf("without metadata: %v", ids)
+	}
+	for at, from := range n.inject(ids...).mounts {
+		if _, err := os.Stat(from); err != nil {
+			t.Errorf("mount at %s: %v", at, err)
+		}
+	}
+	unprepareOverGRPC(t, kubelet, claim)
+	if left := n.leftovers(); len(left) != 0 {
+		t.Errorf("left %v", left)
+	}
+}
+
 func TestNewToolsReachPreparedClaims(t *testing.T) {
 	t.Parallel()
 	claim := claimOf("first", []string{left0})
