@@ -77,6 +77,9 @@ func enter(args []string) error {
 
 // run makes the node and serves it until the process is killed.
 func run(specPath string, report *os.File) error {
+	// No component may hold them open: the machine waits for the end of the report.
+	unix.CloseOnExec(reportFD)
+	unix.CloseOnExec(listenerFD)
 	spec, err := ReadSpec(specPath)
 	if err != nil {
 		return err
