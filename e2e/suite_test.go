@@ -31,6 +31,7 @@ import (
 
 	"github.com/simgpu/simgpu/e2e/cluster"
 	"github.com/simgpu/simgpu/e2e/image"
+	"github.com/simgpu/simgpu/e2e/internal/lock"
 	"github.com/simgpu/simgpu/e2e/internal/progress"
 )
 
@@ -63,16 +64,40 @@ func TestMain(m *testing.M) {
 func run(m *testing.M, name string, retain bool) int {
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
-	var err error
-	suite, err = start(ctx, name)
-	if suite != nil && suite.cluster != nil && !retain {
-		defer func() {
-			if err := suite.cluster.Down(context.WithoutCancel(ctx)); err != nil {
-				fmt.Fprintln(os.Stderr, "removing the cluster:", err)
-			}
-		}()
-	}
+	work, err := os.Getwd()
 	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	dirs, err := cluster.DefaultDirs(os.Getenv, work)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	// One run at a time has the cluster of that name.
+	alone, err := lock.Acquire(ctx, filepath.Join(dirs.Cache, "tests-"+name+".lock"), func() {
+		fmt.Fprintf(os.Stderr, "Waiting for another run of these tests on cluster %s\n", name)
+	})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer alone.Release()
+
+	down := func() {
+		c, err := cluster.Open(dirs, name)
+		if err == nil {
+			err = c.Down(context.WithoutCancel(ctx))
+		}
+		if err != nil && !errors.Is(err, cluster.ErrNotFound) {
+			fmt.Fprintln(os.Stderr, "removing the cluster:", err)
+		}
+	}
+	if !retain {
+		down() // of a run that was killed
+		defer down()
+	}
+	if suite, err = start(ctx, dirs, name); err != nil {
 		fmt.Fprintln(os.Stderr, "starting the cluster:", err)
 		return 1
 	}
@@ -80,15 +105,7 @@ func run(m *testing.M, name string, retain bool) int {
 }
 
 // start brings up the cluster, loads the images built from this tree and installs the chart.
-func start(ctx context.Context, name string) (*env, error) {
-	work, err := os.Getwd()
-	if err != nil {
-		return nil, err
-	}
-	dirs, err := cluster.DefaultDirs(os.Getenv, work)
-	if err != nil {
-		return nil, err
-	}
+func start(ctx context.Context, dirs cluster.Dirs, name string) (*env, error) {
 	c, err := cluster.Up(ctx, cluster.Config{Dirs: dirs, Name: name, Progress: os.Stderr})
 	if err != nil {
 		return nil, err
@@ -100,20 +117,20 @@ func start(ctx context.Context, name string) (*env, error) {
 		"testimage": nil,
 	} {
 		if err := e.load(ctx, dirs, recipe, as); err != nil {
-			return e, err
+			return nil, err
 		}
 	}
 	if e.config, err = c.RESTConfig(); err != nil {
-		return e, err
+		return nil, err
 	}
 	e.config.QPS, e.config.Burst = 100, 200
 	if e.client, err = kubernetes.NewForConfig(e.config); err != nil {
-		return e, err
+		return nil, err
 	}
 	out, err := e.command(ctx, "helm", "upgrade", "--install", "simgpu", "../deployments/helm/simgpu",
 		"--namespace", driverNamespace, "--create-namespace", "--wait", "--timeout", "3m")
 	if err != nil {
-		return e, fmt.Errorf("%w\n%s", err, out)
+		return nil, fmt.Errorf("%w\n%s", err, out)
 	}
 	return e, nil
 }
