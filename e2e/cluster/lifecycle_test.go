@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -209,6 +210,20 @@ func TestLifecycle(t *testing.T) {
 		}
 	})
 
+	t.Run("components hold nothing of the init", func(t *testing.T) {
+		init := connections(t, component(t, c.Node(1), initComponent).PID)
+		if len(init) == 0 {
+			t.Fatal("the init has no socket, not even the one to the API server")
+		}
+		for _, name := range []string{"containerd", "etcd", "kubelet"} {
+			for _, connection := range connections(t, component(t, c.Node(1), name).PID) {
+				if slices.Contains(init, connection) {
+					t.Errorf("%s has %s of the init", name, connection)
+				}
+			}
+		}
+	})
+
 	t.Run("up again changes nothing", func(t *testing.T) {
 		before, err := c.Status(t.Context())
 		if err != nil {
@@ -328,6 +343,21 @@ func TestLifecycle(t *testing.T) {
 			t.Errorf("the first cluster has %q", got)
 		}
 	})
+}
+
+// connections returns the sockets and pipes that a process holds.
+func connections(t *testing.T, pid int) (names []string) {
+	t.Helper()
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if name, err := os.Readlink(file); err == nil && (strings.HasPrefix(name, "socket:") || strings.HasPrefix(name, "pipe:")) {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // component returns how a component of the node is.

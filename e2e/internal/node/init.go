@@ -10,6 +10,8 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -66,20 +68,51 @@ func enter(args []string) error {
 		return fmt.Errorf("not let go: %w", err)
 	}
 	gate.Close()
+	spec, err := ReadSpec(args[2])
+	if err != nil {
+		return err
+	}
+	keep := []int{reportFD}
+	if spec.Proxy != "" {
+		keep = append(keep, listenerFD)
+	}
+	if err := closeOnExec(keep); err != nil {
+		return fmt.Errorf("let go of inherited files: %w", err)
+	}
 	// Namespaces belong to threads. This one becomes the process when it executes.
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
 		return fmt.Errorf("separate the node's control groups: %w", err)
 	}
-	err := unix.Exec("/proc/self/exe", []string{args[0], secondStage, args[2]}, os.Environ())
+	err = unix.Exec("/proc/self/exe", []string{args[0], secondStage, args[2]}, os.Environ())
 	return fmt.Errorf("execute the init again: %w", err)
+}
+
+// closeOnExec lets everything above standard error but what to keep end with this program: whoever started the
+// cluster may have left open a lock or the end of a pipe that somebody else waits for.
+func closeOnExec(keep []int) error {
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		fd, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			return err
+		}
+		if fd > 2 && !slices.Contains(keep, fd) {
+			unix.CloseOnExec(fd)
+		}
+	}
+	return nil
 }
 
 // run makes the node and serves it until the process is killed.
 func run(specPath string, report *os.File) error {
-	// No component may hold them open: the machine waits for the end of the report.
-	unix.CloseOnExec(reportFD)
-	unix.CloseOnExec(listenerFD)
+	// No component may hold the report open: the machine waits for its end.
+	if err := closeOnExec(nil); err != nil {
+		return fmt.Errorf("keep files from components: %w", err)
+	}
 	spec, err := ReadSpec(specPath)
 	if err != nil {
 		return err
