@@ -12,7 +12,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"os/exec"
@@ -107,7 +106,7 @@ type planned struct {
 
 // look works out where each program belongs and which are not there.
 func (b *Builder) look(ctx context.Context, programs []Program) (paths map[string]string, missing []planned, err error) {
-	toolchain, err := b.goCommand(ctx, "env", "GOVERSION", "GOOS", "GOARCH", "GOAMD64", "GOARM64")
+	toolchain, _, err := b.run(ctx, downloads, "env", "GOVERSION", "GOOS", "GOARCH", "GOAMD64", "GOARM64")
 	if err != nil {
 		return nil, nil, err
 	}
@@ -157,54 +156,29 @@ func (b *Builder) compile(ctx context.Context, programs []planned, paths map[str
 		packages = append(packages, p.importPath)
 	}
 	// What is not compiled yet is exactly what a dry run would compile.
-	dryRun, err := b.goCommand(ctx, slices.Concat([]string{"build", "-n", "-o", temporary + "/"}, flags, packages)...)
+	_, total, err := b.run(ctx, watch{
+		counts: func(line string) bool { return strings.Contains(line, "/compile -o ") },
+	}, slices.Concat([]string{"build", "-n", "-o", temporary + "/"}, flags, packages)...)
 	if err != nil {
 		return err
 	}
-	total := bytes.Count(dryRun, []byte("/compile -o "))
-
 	start := time.Now()
-	var output bytes.Buffer
-	command := b.command(ctx, slices.Concat([]string{"build", "-v", "-o", temporary + "/"}, flags, packages)...)
-	pipe, err := command.StderrPipe()
+	seen := map[string]bool{}
+	_, _, err = b.run(ctx, watch{
+		counts: func(line string) bool {
+			isNew := isImportPath(line) && !seen[line]
+			seen[line] = true
+			return isNew
+		},
+		status: func(count int) string {
+			if count >= total {
+				return "linking"
+			}
+			return fmt.Sprintf("compiled %d of %d packages", count, total)
+		},
+	}, slices.Concat([]string{"build", "-v", "-o", temporary + "/"}, flags, packages)...)
 	if err != nil {
-		return err
-	}
-	if err := command.Start(); err != nil {
-		return fmt.Errorf("start the Go compiler: %w", err)
-	}
-	lines := make(chan string)
-	go func() {
-		defer close(lines)
-		for scanner := bufio.NewScanner(pipe); scanner.Scan(); {
-			lines <- scanner.Text()
-		}
-		_, _ = io.Copy(io.Discard, pipe) // after a line that is too long for the scanner
-	}()
-	known := map[string]bool{}
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for open := true; open; {
-		select {
-		case line, ok := <-lines:
-			if open = ok; ok && isImportPath(line) {
-				known[line] = true
-			} else if ok {
-				fmt.Fprintln(&output, line)
-			}
-		case <-tick.C:
-			state := fmt.Sprintf("compiled %d of %d packages", min(len(known), total), total)
-			if len(known) >= total {
-				state = "linking"
-			}
-			b.Progress.Status("  %s, %s", state, time.Since(start).Round(time.Second))
-		}
-	}
-	if err := command.Wait(); err != nil {
-		if ctx.Err() != nil {
-			return fmt.Errorf("build %s: %w", names(what), context.Cause(ctx))
-		}
-		return fmt.Errorf("build %s: %w\n%s", names(what), err, lastLines(output.String(), 30))
+		return fmt.Errorf("build %s: %w", names(what), err)
 	}
 	for _, p := range programs {
 		built := filepath.Join(temporary, executableName(p.importPath))
@@ -247,31 +221,89 @@ func RemoveUnused(folder string) {
 	}
 }
 
-func (b *Builder) command(ctx context.Context, args ...string) *exec.Cmd {
+// watch says which lines that a go command writes to standard error are progress, and how to tell it.
+type watch struct {
+	// counts tells a line of progress from one that belongs into an error.
+	counts func(line string) bool
+	// status describes that so many lines of progress have come. It may be nil.
+	status func(count int) string
+}
+
+// downloads watches a command that gets modules which are not on this machine yet.
+var downloads = watch{
+	counts: func(line string) bool { return strings.HasPrefix(line, "go: downloading ") },
+	status: func(count int) string {
+		if count == 0 {
+			return "finding out what to build"
+		}
+		return fmt.Sprintf("downloaded %d modules", count)
+	},
+}
+
+// run executes a go command and returns what it wrote to standard output, and how many lines counted as progress.
+func (b *Builder) run(ctx context.Context, w watch, args ...string) (output []byte, count int, err error) {
 	command := exec.CommandContext(ctx, "go", args...)
 	command.Dir = b.Module
 	command.Env = append(os.Environ(), b.environment()...)
 	command.Cancel = func() error { return command.Process.Signal(os.Interrupt) }
 	command.WaitDelay = 5 * time.Second
-	return command
-}
-
-// goCommand returns the output of a go command: of a dry run, which the go command writes to standard error, that too.
-func (b *Builder) goCommand(ctx context.Context, args ...string) ([]byte, error) {
-	command := b.command(ctx, args...)
-	var stdout, stderr bytes.Buffer
-	command.Stdout, command.Stderr = &stdout, &stderr
-	if err := command.Run(); err != nil {
+	var stdout bytes.Buffer
+	command.Stdout = &stdout
+	pipe, err := command.StderrPipe()
+	if err != nil {
+		return nil, 0, err
+	}
+	start := time.Now()
+	if err := command.Start(); err != nil {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
-		return nil, fmt.Errorf("go %s in %s: %w\n%s", args[0], b.Module, err, lastLines(stderr.String(), 30))
+		return nil, 0, fmt.Errorf("start the go command, which builds the programs: %w", err)
 	}
-	if slices.Contains(args, "-n") {
-		return stderr.Bytes(), nil
+	lines := make(chan string)
+	go func() {
+		defer close(lines)
+		for reader := bufio.NewReader(pipe); ; {
+			line, err := reader.ReadString('\n')
+			if line != "" {
+				lines <- strings.TrimRight(line, "\n")
+			}
+			if err != nil {
+				return // its end, or the command's
+			}
+		}
+	}()
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	var messages []string
+	for open := true; open; {
+		select {
+		case line, more := <-lines:
+			open = more
+			switch {
+			case !more:
+			case w.counts(line):
+				count++
+			default:
+				messages = append(messages, line)
+			}
+		case <-tick.C:
+			if w.status != nil {
+				b.Progress.Status("  %s, %s", w.status(count), time.Since(start).Round(time.Second))
+			}
+		}
 	}
-	return stdout.Bytes(), nil
+	if err := command.Wait(); err != nil {
+		if ctx.Err() != nil {
+			return nil, 0, fmt.Errorf("go %s: %w", args[0], context.Cause(ctx))
+		}
+		return nil, 0, fmt.Errorf("go %s in %s: %w\n%s", args[0], b.Module, err, strings.Join(messages[max(0, len(messages)-errorLines):], "\n"))
+	}
+	return stdout.Bytes(), count, nil
 }
+
+// errorLines is how much of the compiler's output an error shows.
+const errorLines = 30
 
 // isImportPath tells a package name that go build -v prints from its messages.
 func isImportPath(line string) bool {
@@ -286,11 +318,6 @@ func executableName(importPath string) string {
 		return elements[len(elements)-2]
 	}
 	return last
-}
-
-func lastLines(text string, n int) string {
-	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
-	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
 // FindModule returns the folder of the module with this path: dir or one above it holds its go.mod, or holds the go.mod of a module that has it as a sub-folder.

@@ -60,7 +60,7 @@ func (b *Builder) inputs(ctx context.Context, programs []Program) ([]*inputs, er
 	for _, p := range programs {
 		args = append(args, p.Package)
 	}
-	output, err := b.goCommand(ctx, args...)
+	output, _, err := b.run(ctx, downloads, args...)
 	if err != nil {
 		return nil, err
 	}
