@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -29,12 +28,18 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 	if err == nil {
 		return 0
 	}
-	// A command that was run on behalf of the caller has said itself what is wrong.
-	if ended, ok := errors.AsType[*exec.ExitError](err); ok && ended.ExitCode() > 0 {
-		return ended.ExitCode()
+	if ended, ok := errors.AsType[*endedError](err); ok {
+		return ended.code
 	}
 	fmt.Fprintln(streams.Err, "Error:", err)
 	return 1
+}
+
+// endedError is the end of a command that was run on behalf of the caller and has said itself what is wrong.
+type endedError struct{ code int }
+
+func (e *endedError) Error() string {
+	return fmt.Sprintf("the command ended with exit code %d", e.code)
 }
 
 // options are those that every command has.

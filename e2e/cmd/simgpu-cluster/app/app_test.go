@@ -78,6 +78,24 @@ func TestCommands(t *testing.T) {
 	}
 }
 
+// A program that ends with an exit code is behind this error too, and has not told the caller anything.
+func TestFailedBuildIsTold(t *testing.T) {
+	repository := t.TempDir()
+	source := filepath.Join(repository, "e2e")
+	if err := os.MkdirAll(source, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for folder, module := range map[string]string{repository: "github.com/simgpu/simgpu", source: cluster.ModulePath} {
+		if err := os.WriteFile(filepath.Join(folder, "go.mod"), []byte("module "+module+"\n\ngo 1.26.0\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	code, _, err := run(t, nil, "build-image", "simgpu", "--source", source)
+	if code != 1 || !strings.Contains(err, "Error: image simgpu:") {
+		t.Errorf("exit code %d, errors:\n%s\nwant 1 and the reason", code, err)
+	}
+}
+
 func TestExitedComponentShowsItsLog(t *testing.T) {
 	var out strings.Builder
 	o := &options{Streams: Streams{Out: &out}}

@@ -160,7 +160,11 @@ func execCommand(o *options) *cobra.Command {
 				return err
 			}
 			inside.Stdin, inside.Stdout, inside.Stderr = o.In, o.Out, o.Err
-			return inside.Run()
+			err = inside.Run()
+			if ended, ok := errors.AsType[*exec.ExitError](err); ok && ended.ExitCode() > 0 {
+				return &endedError{ended.ExitCode()}
+			}
+			return err
 		},
 	}
 }
