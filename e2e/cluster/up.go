@@ -263,7 +263,7 @@ func (c *Cluster) nodesDown() ([]*Node, error) {
 // another, and waits until the cluster is usable. It needs the stock only for nodes that are down.
 func (c *Cluster) start(ctx context.Context, down []*Node, stock *stock, out *progress.Printer) error {
 	if len(down) > 0 {
-		if err := inotify.OfMachine().Reserve(ctx, c.group(), c.record.Nodes); err != nil {
+		if err := inotify.OfMachine().Reserve(ctx, c.group(), c.Dir(), c.record.Nodes); err != nil {
 			return err
 		}
 		if err := c.linkPrograms(stock.programs); err != nil {

@@ -42,8 +42,16 @@ func OfMachine() Limit {
 	return Limit{Setting: "/proc/sys/fs/inotify/max_user_instances", Processes: "/proc", Account: "/run/simgpu-cluster"}
 }
 
-// Reserve sees to it that a cluster with this many nodes finds enough instances. Reserving again for the same cluster changes nothing.
-func (l Limit) Reserve(ctx context.Context, cluster string, nodes int) error {
+// reservation is what a cluster has reserved, in a file of the account.
+type reservation struct {
+	Instances int `json:"instances"`
+	// Folder is that of the cluster. A reservation without its folder is of a cluster that nobody has taken down.
+	Folder string `json:"folder"`
+}
+
+// Reserve sees to it that a cluster with this many nodes, kept in folder, finds enough instances. Reserving again for
+// the same cluster changes nothing.
+func (l Limit) Reserve(ctx context.Context, cluster, folder string, nodes int) error {
 	held, err := lock.Acquire(ctx, l.lockPath(), nil)
 	if err != nil {
 		return err
@@ -54,13 +62,13 @@ func (l Limit) Reserve(ctx context.Context, cluster string, nodes int) error {
 		return err
 	}
 	want := perControlPlane + perNode*(nodes-1)
-	if reserved[cluster] == want {
+	if reserved[cluster].Instances == want {
 		return nil
 	}
 	delete(reserved, cluster)
 	elsewhere := 0
-	for _, count := range reserved {
-		elsewhere += count
+	for _, r := range reserved {
+		elsewhere += r.Instances
 	}
 	limit, err := l.read()
 	if err != nil {
@@ -73,7 +81,11 @@ func (l Limit) Reserve(ctx context.Context, cluster string, nodes int) error {
 			return fmt.Errorf("the kernel allows root %d inotify instances (%s), %d are taken, and the cluster needs %d more: %w", limit, l.Setting, used, want, err)
 		}
 	}
-	return os.WriteFile(l.reservation(cluster), []byte(strconv.Itoa(want)), 0o644)
+	content, err := json.Marshal(reservation{Instances: want, Folder: folder})
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(l.reservationPath(cluster), content, 0o644)
 }
 
 // Release gives back what a cluster has reserved. The last one restores the limit, unless somebody else has changed it since.
@@ -86,7 +98,7 @@ func (l Limit) Release(ctx context.Context, cluster string) error {
 		return err
 	}
 	defer held.Release()
-	if err := os.Remove(l.reservation(cluster)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(l.reservationPath(cluster)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	reserved, err := l.reservations()
@@ -115,8 +127,9 @@ type raised struct {
 
 func (l Limit) lockPath() string   { return filepath.Join(l.Account, "lock") }
 func (l Limit) changePath() string { return filepath.Join(l.Account, "changed.json") }
-func (l Limit) reservation(cluster string) string {
-	return filepath.Join(l.Account, cluster+".instances")
+
+func (l Limit) reservationPath(cluster string) string {
+	return filepath.Join(l.Account, cluster+".reservation")
 }
 
 // raise writes down what the limit was before it changes it.
@@ -153,19 +166,29 @@ func (l Limit) change() (*raised, error) {
 	return change, nil
 }
 
-// reservations are the instances that clusters have reserved, by cluster.
-func (l Limit) reservations() (map[string]int, error) {
-	files, err := filepath.Glob(l.reservation("*"))
+// reservations are those of the clusters that exist, by cluster. It removes the others.
+func (l Limit) reservations() (map[string]reservation, error) {
+	files, err := filepath.Glob(l.reservationPath("*"))
 	if err != nil {
 		return nil, err
 	}
-	reserved := map[string]int{}
+	reserved := map[string]reservation{}
 	for _, file := range files {
-		count, err := readNumber(file)
+		content, err := os.ReadFile(file)
 		if err != nil {
 			return nil, err
 		}
-		reserved[strings.TrimSuffix(filepath.Base(file), ".instances")] = count
+		var r reservation
+		if err := json.Unmarshal(content, &r); err != nil {
+			return nil, fmt.Errorf("read %s: %w", file, err)
+		}
+		if _, err := os.Stat(r.Folder); errors.Is(err, fs.ErrNotExist) {
+			if err := os.Remove(file); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		reserved[strings.TrimSuffix(filepath.Base(file), ".reservation")] = r
 	}
 	return reserved, nil
 }

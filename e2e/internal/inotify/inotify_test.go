@@ -50,9 +50,19 @@ func expect(t *testing.T, l Limit, want int) {
 
 func reserve(t *testing.T, l Limit, cluster string, nodes int) {
 	t.Helper()
-	if err := l.Reserve(t.Context(), cluster, nodes); err != nil {
+	if err := l.Reserve(t.Context(), cluster, folder(t, l, cluster), nodes); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// folder makes the folder of a cluster.
+func folder(t *testing.T, l Limit, cluster string) string {
+	t.Helper()
+	path := filepath.Join(filepath.Dir(l.Account), "clusters", cluster)
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 func release(t *testing.T, l Limit, cluster string) {
@@ -96,6 +106,18 @@ func TestReservationsCountBeforeTheyAreUsed(t *testing.T) {
 	expect(t, l, 84+24+32)
 }
 
+func TestClusterThatNobodyTookDownDoesNotCount(t *testing.T) {
+	l := newLimit(t, 100)
+	reserve(t, l, "gone", 5)
+	expect(t, l, 100+72+32)
+	if err := os.Remove(folder(t, l, "gone")); err != nil {
+		t.Fatal(err)
+	}
+	reserve(t, l, "one", 1)
+	release(t, l, "one")
+	expect(t, l, 128)
+}
+
 func TestSomebodyElsesChangeStays(t *testing.T) {
 	l := newLimit(t, 100)
 	reserve(t, l, "one", 1)
@@ -111,14 +133,14 @@ func TestLimitThatCannotBeRaised(t *testing.T) {
 	if err := os.Mkdir(l.Setting, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.Reserve(t.Context(), "one", 1); err == nil {
+	if err := l.Reserve(t.Context(), "one", t.TempDir(), 1); err == nil {
 		t.Error("reserved with a limit that cannot be read")
 	}
 	l.Setting = read
 	if err := os.MkdirAll(l.changePath(), 0o755); err != nil { // nothing can be noted, so nothing may be changed
 		t.Fatal(err)
 	}
-	err := l.Reserve(t.Context(), "one", 1)
+	err := l.Reserve(t.Context(), "one", t.TempDir(), 1)
 	if err == nil || !strings.Contains(err.Error(), "allows root 128 inotify instances") {
 		t.Errorf("got %v, want what is needed", err)
 	}
