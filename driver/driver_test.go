@@ -139,14 +139,16 @@ func (n *wholeNode) register() draapi.DRAPluginClient {
 		return err == nil, err
 	})
 	registration := registerapi.NewRegistrationClient(n.dial(socket))
-	info, err := registration.GetInfo(n.t.Context(), &registerapi.InfoRequest{})
+	ctx, cancel := context.WithTimeout(n.t.Context(), time.Minute)
+	defer cancel()
+	info, err := registration.GetInfo(ctx, &registerapi.InfoRequest{})
 	if err != nil {
 		n.t.Fatal(err)
 	}
 	if info.Name != driverName || info.Type != registerapi.DRAPlugin || info.SupportedVersions[0] != draapi.DRAPluginService {
 		n.t.Errorf("registers as %v", info)
 	}
-	if _, err := registration.NotifyRegistrationStatus(n.t.Context(), &registerapi.RegistrationStatus{PluginRegistered: true}); err != nil {
+	if _, err := registration.NotifyRegistrationStatus(ctx, &registerapi.RegistrationStatus{PluginRegistered: true}); err != nil {
 		n.t.Fatal(err)
 	}
 	return draapi.NewDRAPluginClient(n.dial(info.Endpoint))
@@ -154,7 +156,9 @@ func (n *wholeNode) register() draapi.DRAPluginClient {
 
 func (n *wholeNode) dial(socket string) *grpc.ClientConn {
 	n.t.Helper()
-	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	// A socket file is there a moment before anything listens on it.
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
 	if err != nil {
 		n.t.Fatal(err)
 	}
