@@ -182,7 +182,7 @@ func (l *ledger) usedOnGPU(uuid string) int64 {
 	return sum
 }
 
-// utilization of a whole GPU in percent.
+// utilization of the device in percent.
 func (a *account) utilization() int {
 	sum := 0
 	for _, h := range a.holds {
@@ -264,7 +264,7 @@ func (l *ledger) whole(g *GPUStatus, a *account, pid func(*hold) int) {
 }
 
 func (a *account) partition(pid func(*hold) int) PartitionStatus {
-	return PartitionStatus{Partition: *a.device.Partition, MemoryUsed: a.held(), Processes: a.processes(pid)}
+	return PartitionStatus{Partition: *a.device.Partition, MemoryUsed: a.held(), Utilization: a.utilization(), Processes: a.processes(pid)}
 }
 
 func (a *account) processes(pid func(*hold) int) []Process {

@@ -1,6 +1,9 @@
 package deviceapi
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // SocketName is the name of the socket inside the folder of a device.
 const SocketName = "device.sock"
@@ -107,8 +110,9 @@ type GPUStatus struct {
 // PartitionStatus is a partition in a snapshot.
 type PartitionStatus struct {
 	Partition
-	MemoryUsed int64
-	Processes  []Process
+	MemoryUsed  int64
+	Utilization int // percent of the partition
+	Processes   []Process
 }
 
 // Process is a holder of memory.
@@ -131,6 +135,16 @@ func (s Snapshot) Devices() []Device {
 		}
 	}
 	return devices
+}
+
+// BusID writes a PCI address as the vendor's tools do: eight digits of domain, upper
+// case. Text that is none comes back unchanged.
+func BusID(address string) string {
+	domain, rest, ok := strings.Cut(address, ":")
+	if !ok || len(domain) > 8 || strings.Count(rest, ":") != 1 {
+		return address
+	}
+	return strings.Repeat("0", 8-len(domain)) + strings.ToUpper(domain+":"+rest)
 }
 
 // OutOfMemoryError is the refusal of a Hold that does not fit.

@@ -138,22 +138,23 @@ func toWire(s Snapshot) *v1alpha1.SnapshotResponse {
 		}
 		for _, p := range g.Partitions {
 			gpu.Partitions = append(gpu.Partitions, &v1alpha1.Partition{
-				Uuid:              p.UUID,
-				Profile:           p.Profile,
-				GpuInstanceId:     uint32(p.GPUInstanceID),
-				ComputeInstanceId: uint32(p.ComputeInstanceID),
-				ProfileId:         uint32(p.ProfileID),
-				PlacementStart:    uint32(p.PlacementStart),
-				PlacementSize:     uint32(p.PlacementSize),
-				MemoryBytes:       uint64(p.MemoryBytes),
-				Multiprocessors:   uint32(p.Multiprocessors),
-				CopyEngines:       uint32(p.CopyEngines),
-				Encoders:          uint32(p.Encoders),
-				Decoders:          uint32(p.Decoders),
-				JpegEngines:       uint32(p.JPEGEngines),
-				OfaEngines:        uint32(p.OFAEngines),
-				MemoryUsedBytes:   uint64(p.MemoryUsed),
-				Processes:         processesToWire(p.Processes),
+				Uuid:               p.UUID,
+				Profile:            p.Profile,
+				GpuInstanceId:      uint32(p.GPUInstanceID),
+				ComputeInstanceId:  uint32(p.ComputeInstanceID),
+				ProfileId:          uint32(p.ProfileID),
+				PlacementStart:     uint32(p.PlacementStart),
+				PlacementSize:      uint32(p.PlacementSize),
+				MemoryBytes:        uint64(p.MemoryBytes),
+				Multiprocessors:    uint32(p.Multiprocessors),
+				CopyEngines:        uint32(p.CopyEngines),
+				Encoders:           uint32(p.Encoders),
+				Decoders:           uint32(p.Decoders),
+				JpegEngines:        uint32(p.JPEGEngines),
+				OfaEngines:         uint32(p.OFAEngines),
+				MemoryUsedBytes:    uint64(p.MemoryUsed),
+				UtilizationPercent: uint32(p.Utilization),
+				Processes:          processesToWire(p.Processes),
 			})
 		}
 		response.Gpus = append(response.Gpus, gpu)
@@ -211,8 +212,9 @@ func fromWire(response *v1alpha1.SnapshotResponse) Snapshot {
 					JPEGEngines:       int(p.GetJpegEngines()),
 					OFAEngines:        int(p.GetOfaEngines()),
 				},
-				MemoryUsed: int64(p.GetMemoryUsedBytes()),
-				Processes:  processesFromWire(p.GetProcesses()),
+				MemoryUsed:  int64(p.GetMemoryUsedBytes()),
+				Utilization: int(p.GetUtilizationPercent()),
+				Processes:   processesFromWire(p.GetProcesses()),
 			})
 		}
 		s.GPUs = append(s.GPUs, gpu)

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/simgpu/simgpu/deviceapi"
+	"github.com/simgpu/simgpu/deviceapi/sensors"
 )
 
 // UnknownFieldError is a query for a property that the tool does not know. The
@@ -167,12 +168,21 @@ func gpuProperties() []property[gpu] {
 	memory := func(value func(gpu) int64, names ...string) property[gpu] {
 		return number("MiB", func(g gpu) (string, bool) { return strconv.FormatInt(mib(value(g)), 10), g.Whole }, names...)
 	}
+	load := func(value func(int) int, names ...string) property[gpu] {
+		return number("%", func(g gpu) (string, bool) {
+			percent, known := sensors.Load(g.GPUStatus)
+			return strconv.Itoa(value(percent)), known
+		}, names...)
+	}
 	watts := func(milliwatts int) string { return fmt.Sprintf("%d.%02d", milliwatts/1000, milliwatts%1000/10) }
-	draw := func(g gpu) (string, bool) { milliwatts, known := g.power(); return watts(milliwatts), known }
+	draw := func(g gpu) (string, bool) {
+		milliwatts, known := sensors.Power(g.GPUStatus)
+		return watts(milliwatts), known
+	}
 	limit := func(g gpu) (string, bool) { return watts(g.PowerLimitWatts * 1000), g.PowerLimitWatts > 0 }
 	pci := func(part int) func(gpu) string {
 		return func(g gpu) string {
-			parts := strings.FieldsFunc(busID(g.PCIBusID), func(r rune) bool { return r == ':' || r == '.' })
+			parts := strings.FieldsFunc(deviceapi.BusID(g.PCIBusID), func(r rune) bool { return r == ':' || r == '.' })
 			if len(parts) != 4 {
 				return ""
 			}
@@ -190,7 +200,7 @@ func gpuProperties() []property[gpu] {
 		text(func(g gpu) string { return g.ProductName }, "name", "gpu_name"),
 		text(func(g gpu) string { return g.Serial }, "serial", "gpu_serial"),
 		text(func(g gpu) string { return g.UUID }, "uuid", "gpu_uuid"),
-		text(func(g gpu) string { return busID(g.PCIBusID) }, "pci.bus_id", "gpu_bus_id"),
+		text(func(g gpu) string { return deviceapi.BusID(g.PCIBusID) }, "pci.bus_id", "gpu_bus_id"),
 		text(pci(0), "pci.domain"),
 		text(pci(1), "pci.bus"),
 		text(pci(2), "pci.device"),
@@ -216,17 +226,17 @@ func gpuProperties() []property[gpu] {
 		memory(func(g gpu) int64 { return max(g.MemoryBytes-g.MemoryUsed, 0) }, "memory.free"),
 		fixed("Default", "compute_mode"),
 		text(computeCapability, "compute_cap"),
-		number("%", func(g gpu) (string, bool) { return strconv.Itoa(g.Utilization), g.utilizationKnown() }, "utilization.gpu"),
-		number("%", func(g gpu) (string, bool) { return strconv.Itoa(memoryUtilization(g)), g.utilizationKnown() }, "utilization.memory"),
-		number("%", func(g gpu) (string, bool) { return "0", g.utilizationKnown() }, "utilization.encoder"),
-		number("%", func(g gpu) (string, bool) { return "0", g.utilizationKnown() }, "utilization.decoder"),
+		load(func(load int) int { return load }, "utilization.gpu"),
+		load(sensors.MemoryTraffic, "utilization.memory"),
+		load(func(int) int { return 0 }, "utilization.encoder"),
+		load(func(int) int { return 0 }, "utilization.decoder"),
 		fixed("Enabled", "ecc.mode.current"),
 		fixed("Enabled", "ecc.mode.pending"),
 		fixed("0", "ecc.errors.corrected.volatile.total"),
 		fixed("0", "ecc.errors.uncorrected.volatile.total"),
 		fixed("0", "ecc.errors.corrected.aggregate.total"),
 		fixed("0", "ecc.errors.uncorrected.aggregate.total"),
-		text(func(g gpu) string { return strconv.Itoa(g.temperature()) }, "temperature.gpu"),
+		text(func(g gpu) string { return strconv.Itoa(sensors.Temperature(g.GPUStatus)) }, "temperature.gpu"),
 		unknown("", "temperature.memory"),
 		fixed("Enabled", "power.management"),
 		number("W", draw, "power.draw"),
@@ -263,7 +273,7 @@ func processProperties() []property[process] {
 	return []property[process]{
 		{names: []string{"timestamp"}, value: func(r *Report, _ process) string { return r.timestamp() }},
 		of(func(p process) string { return p.gpu.ProductName }, "gpu_name"),
-		of(func(p process) string { return busID(p.gpu.PCIBusID) }, "gpu_bus_id"),
+		of(func(p process) string { return deviceapi.BusID(p.gpu.PCIBusID) }, "gpu_bus_id"),
 		of(func(p process) string { return p.gpu.Serial }, "gpu_serial"),
 		of(func(p process) string { return p.gpu.UUID }, "gpu_uuid"),
 		of(func(p process) string { return strconv.Itoa(p.PID) }, "pid"),
@@ -282,10 +292,6 @@ func computeCapability(g gpu) string {
 	}
 	return parts[0] + "." + parts[1]
 }
-
-// memoryUtilization is the share of time in which memory is read or written. Half
-// the load of the processors is a plausible figure.
-func memoryUtilization(g gpu) int { return g.Utilization / 2 }
 
 func migMode(g gpu) string {
 	switch g.MIGMode {

@@ -5,8 +5,7 @@
 //
 // The layouts are those of drivers 550 to 570, and of 580 and later where that
 // differs, read off public captures of real hardware. Values that only a physical
-// device has (temperature, power) are stable functions of the UUID and the
-// reported utilization.
+// device has (temperature, power) are those of package sensors.
 package smi
 
 import (
@@ -85,17 +84,7 @@ func (g gpu) is(id string) bool {
 		return false
 	}
 	return id == strconv.Itoa(g.index) || strings.EqualFold(id, g.UUID) || id == g.Serial ||
-		strings.EqualFold(busID(id), busID(g.PCIBusID))
-}
-
-// busID writes a PCI address as the real tool does: eight digits of domain, upper
-// case. Text that is none comes back unchanged.
-func busID(address string) string {
-	domain, rest, ok := strings.Cut(address, ":")
-	if !ok || len(domain) > 8 || strings.Count(rest, ":") != 1 {
-		return address
-	}
-	return strings.Repeat("0", 8-len(domain)) + strings.ToUpper(domain+":"+rest)
+		strings.EqualFold(deviceapi.BusID(id), deviceapi.BusID(g.PCIBusID))
 }
 
 // List writes one line for each GPU and partition: nvidia-smi -L.

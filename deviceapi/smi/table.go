@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/simgpu/simgpu/deviceapi"
+	"github.com/simgpu/simgpu/deviceapi/sensors"
 )
 
 const (
@@ -77,7 +78,7 @@ func (g gpu) rows(b *strings.Builder) {
 		mode = "Disabled"
 	}
 	usage, limit := "N/A ", "N/A "
-	if milliwatts, known := g.power(); known {
+	if milliwatts, known := sensors.Power(g.GPUStatus); known {
 		usage, limit = fmt.Sprintf("%dW", milliwatts/1000), fmt.Sprintf("%dW", g.PowerLimitWatts)
 	}
 	memory := "N/A  "
@@ -85,12 +86,12 @@ func (g gpu) rows(b *strings.Builder) {
 		memory = fmt.Sprintf("%dMiB / %6dMiB", mib(g.MemoryUsed), mib(g.MemoryBytes))
 	}
 	utilization := "N/A"
-	if g.utilizationKnown() {
-		utilization = fmt.Sprintf("%d%%", g.Utilization)
+	if load, known := sensors.Load(g.GPUStatus); known {
+		utilization = fmt.Sprintf("%d%%", load)
 	}
-	fmt.Fprintf(b, "|%4d  %-*s    On  |   %16s Off |%21s |\n", g.index, nameWidth, cutEnd(g.ProductName, nameWidth), busID(g.PCIBusID), ecc)
+	fmt.Fprintf(b, "|%4d  %-*s    On  |   %16s Off |%21s |\n", g.index, nameWidth, cutEnd(g.ProductName, nameWidth), deviceapi.BusID(g.PCIBusID), ecc)
 	fmt.Fprintf(b, "| N/A%6s    %-4s%14s / %5s |%23s |%8s      Default |\n",
-		fmt.Sprintf("%dC", g.temperature()), g.performanceState(), usage, limit, memory, utilization)
+		fmt.Sprintf("%dC", sensors.Temperature(g.GPUStatus)), g.performanceState(), usage, limit, memory, utilization)
 	fmt.Fprintf(b, "|%41s|%24s|%21s |\n", "", "", mode)
 	b.WriteString(gpuRule)
 }

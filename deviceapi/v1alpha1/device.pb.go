@@ -363,9 +363,10 @@ type Partition struct {
 	OfaEngines        uint32                 `protobuf:"varint,14,opt,name=ofa_engines,json=ofaEngines,proto3" json:"ofa_engines,omitempty"`
 	MemoryUsedBytes   uint64                 `protobuf:"varint,15,opt,name=memory_used_bytes,json=memoryUsedBytes,proto3" json:"memory_used_bytes,omitempty"`
 	// Holders, sorted by pid.
-	Processes     []*Process `protobuf:"bytes,16,rep,name=processes,proto3" json:"processes,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Processes          []*Process `protobuf:"bytes,16,rep,name=processes,proto3" json:"processes,omitempty"`
+	UtilizationPercent uint32     `protobuf:"varint,17,opt,name=utilization_percent,json=utilizationPercent,proto3" json:"utilization_percent,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *Partition) Reset() {
@@ -508,6 +509,13 @@ func (x *Partition) GetProcesses() []*Process {
 		return x.Processes
 	}
 	return nil
+}
+
+func (x *Partition) GetUtilizationPercent() uint32 {
+	if x != nil {
+		return x.UtilizationPercent
+	}
+	return 0
 }
 
 type Process struct {
@@ -828,7 +836,7 @@ const file_device_proto_rawDesc = "" +
 	"\tprocesses\x18\x11 \x03(\v2\x1f.simgpu.device.v1alpha1.ProcessR\tprocesses\x12A\n" +
 	"\n" +
 	"partitions\x18\x12 \x03(\v2!.simgpu.device.v1alpha1.PartitionR\n" +
-	"partitions\"\xd7\x04\n" +
+	"partitions\"\x88\x05\n" +
 	"\tPartition\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x18\n" +
 	"\aprofile\x18\x02 \x01(\tR\aprofile\x12&\n" +
@@ -848,7 +856,8 @@ const file_device_proto_rawDesc = "" +
 	"\vofa_engines\x18\x0e \x01(\rR\n" +
 	"ofaEngines\x12*\n" +
 	"\x11memory_used_bytes\x18\x0f \x01(\x04R\x0fmemoryUsedBytes\x12=\n" +
-	"\tprocesses\x18\x10 \x03(\v2\x1f.simgpu.device.v1alpha1.ProcessR\tprocesses\"R\n" +
+	"\tprocesses\x18\x10 \x03(\v2\x1f.simgpu.device.v1alpha1.ProcessR\tprocesses\x12/\n" +
+	"\x13utilization_percent\x18\x11 \x01(\rR\x12utilizationPercent\"R\n" +
 	"\aProcess\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\rR\x03pid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12!\n" +
