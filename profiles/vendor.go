@@ -28,6 +28,8 @@ type Vendor struct {
 	ControlFiles []string
 	// MaxGPUs is how many GPUs a node can have before the vendor's device files run out of minors.
 	MaxGPUs int
+	// Health is how the vendor's driver speaks of broken devices.
+	Health Health
 
 	format vendorFormat
 }

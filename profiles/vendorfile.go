@@ -27,6 +27,7 @@ type vendorFormat struct {
 	// Env maps names to values.
 	Env          map[string]string `json:"env"`
 	CUDAVersions map[int]string    `json:"cudaVersions"`
+	Health       healthFormat      `json:"health"`
 }
 
 type classFormat struct {
@@ -90,6 +91,7 @@ func decodeVendor(file string, data []byte) (*Vendor, error) {
 		Countables:          f.Countables,
 		ControlFiles:        f.Files.Control,
 		MaxGPUs:             f.Files.MaxGPUs,
+		Health:              f.Health.health(),
 		format:              f,
 	}
 	for _, class := range f.DeviceClasses {
@@ -137,6 +139,7 @@ func (f *vendorFormat) validate(faults *strictyaml.Faults) {
 		faults.Add("files.maxGPUs", "must be at least 1")
 	}
 
+	f.Health.validate(faults)
 	checkAttributes(faults, "attributes.gpu", f.Attributes.GPU)
 	checkAttributes(faults, "attributes.partition", f.Attributes.Partition)
 	f.checkCountables(faults)
