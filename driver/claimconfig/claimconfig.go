@@ -14,6 +14,9 @@
 // An entry that names a request must suit the type of device the request got. An entry without
 // requests is skipped for the devices of the other type, so that a claim with both types can carry
 // one entry for each.
+//
+// A FaultConfig (package faults), which breaks the preparation of the claim, stands beside these kinds: it
+// follows the same precedence among its own kind, suits every type of device and replaces nothing else.
 package claimconfig
 
 import (
@@ -27,6 +30,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"sigs.k8s.io/yaml"
 
+	"github.com/simgpu/simgpu/driver/faults"
 	"github.com/simgpu/simgpu/internal/strictyaml"
 	"github.com/simgpu/simgpu/profiles"
 )
@@ -57,20 +61,19 @@ func Parse(claim *resourceapi.ResourceClaim, driverName string, kinds profiles.C
 	if claim.Status.Allocation == nil {
 		return set, nil
 	}
-	var ours []string
-	for _, result := range claim.Status.Allocation.Devices.Results {
-		if result.Driver == driverName {
-			ours = append(ours, result.Request)
-		}
-	}
+	ours := requestsOf(claim, driverName)
 	var fromClass, fromClaim []*Config
 	var errs []error
 	for i, entry := range claim.Status.Allocation.Devices.Config {
 		if entry.Opaque == nil || entry.Opaque.Driver != driverName || !slices.ContainsFunc(ours, func(r string) bool { return fits(entry.Requests, r) }) {
 			continue
 		}
-		origin := fmt.Sprintf("config[%d] (%s, %s)", i, entry.Source, requestsText(entry.Requests))
-		config, err := decode(entry.Opaque.Parameters.Raw, origin, kinds)
+		if isFaultConfig(entry.Opaque.Parameters.Raw) {
+			_, err := decodeFaults(entry, originOf(i, entry))
+			errs = append(errs, err)
+			continue
+		}
+		config, err := decode(entry.Opaque.Parameters.Raw, originOf(i, entry), kinds)
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -114,6 +117,22 @@ func fits(requests []string, request string) bool {
 	return len(requests) == 0 || slices.Contains(requests, request) || slices.Contains(requests, resourceclaim.BaseRequestRef(request))
 }
 
+// requestsOf are the requests, once per device, that were given devices of the driver.
+func requestsOf(claim *resourceapi.ResourceClaim, driverName string) []string {
+	var requests []string
+	for _, result := range claim.Status.Allocation.Devices.Results {
+		if result.Driver == driverName {
+			requests = append(requests, result.Request)
+		}
+	}
+	return requests
+}
+
+// originOf says where an entry stands.
+func originOf(i int, entry resourceapi.DeviceAllocationConfiguration) string {
+	return fmt.Sprintf("config[%d] (%s, %s)", i, entry.Source, requestsText(entry.Requests))
+}
+
 func requestsText(requests []string) string {
 	if len(requests) == 0 {
 		return "all requests"
@@ -140,24 +159,24 @@ func decode(raw []byte, origin string, kinds profiles.ClaimConfig) (*Config, err
 		return nil, fmt.Errorf("%s: not an object with apiVersion and kind: %w", origin, err)
 	}
 	if meta.APIVersion != kinds.APIVersion || meta.Kind != kinds.GPU && meta.Kind != kinds.Partition {
-		return nil, fmt.Errorf("%s: unknown kind %q of apiVersion %q; known: %s and %s of %s",
-			origin, meta.Kind, meta.APIVersion, kinds.GPU, kinds.Partition, kinds.APIVersion)
+		return nil, fmt.Errorf("%s: unknown kind %q of apiVersion %q; known: %s and %s of %s, %s of %s",
+			origin, meta.Kind, meta.APIVersion, kinds.GPU, kinds.Partition, kinds.APIVersion, faults.ConfigKind, faults.APIVersion)
 	}
 
 	config := &Config{origin: origin, kind: meta.Kind, partition: meta.Kind == kinds.Partition}
-	var faults strictyaml.Faults
+	var problems strictyaml.Faults
 	if config.partition {
 		var wire wirePartition
-		faults = strictyaml.Decode(raw, &wire)
+		problems = strictyaml.Decode(raw, &wire)
 		if wire.Sharing != nil {
-			config.Sharing = sharing(wireSharing{Strategy: wire.Sharing.Strategy, MPS: wire.Sharing.MPS}, &faults)
+			config.Sharing = sharing(wireSharing{Strategy: wire.Sharing.Strategy, MPS: wire.Sharing.MPS}, &problems)
 		}
 	} else {
 		var wire wireGPU
-		faults = strictyaml.Decode(raw, &wire)
+		problems = strictyaml.Decode(raw, &wire)
 		if wire.Sharing != nil {
-			config.Sharing = sharing(*wire.Sharing, &faults)
+			config.Sharing = sharing(*wire.Sharing, &problems)
 		}
 	}
-	return config, faults.Err(origin + ": " + meta.Kind)
+	return config, problems.Err(origin + ": " + meta.Kind)
 }
