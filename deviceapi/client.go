@@ -31,6 +31,9 @@ var (
 	ErrUnreachable = errors.New("the node driver does not answer")
 	// ErrDeviceGone is in the error of a lease whose device is not served any more.
 	ErrDeviceGone = errors.New("the device is gone")
+	// ErrDeviceLost is in the error of a lease on a GPU that is lost, and of a call that
+	// asks for one. The text is that of the real library.
+	ErrDeviceLost = errors.New("GPU is lost")
 )
 
 // Pauses between two attempts to reach the driver. The longest is well below
@@ -192,6 +195,7 @@ func merge(views []Snapshot) Snapshot {
 			m := &merged.GPUs[at]
 			m.MIGMode = max(m.MIGMode, g.MIGMode)
 			if g.Whole && !m.Whole {
+				m.Health = g.Health
 				m.Whole, m.MemoryUsed, m.Utilization, m.Processes = true, g.MemoryUsed, g.Utilization, g.Processes
 			}
 			for _, p := range g.Partitions {

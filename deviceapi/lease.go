@@ -161,6 +161,9 @@ func refusal(s *socket, err error) error {
 	if oom, ok := outOfMemory(err); ok {
 		return oom
 	}
+	if uuid, lost := deviceLost(err); lost {
+		return fmt.Errorf("%s: %w", uuid, ErrDeviceLost)
+	}
 	if status.Code(err) == codes.NotFound {
 		return fmt.Errorf("%w on %s: %s", ErrDeviceGone, s.path, status.Convert(err).Message())
 	}
@@ -280,6 +283,7 @@ func (l *Lease) Done() <-chan struct{} { return l.done }
 // Close has ended it. The reasons are
 //
 //	ErrDeviceGone         the device was unprepared, or its socket serves another one
+//	ErrDeviceLost         the GPU is lost
 //	*OutOfMemoryError     after a restart of the driver the memory does not fit any more
 //	a gRPC status error   the lease was taken over (Aborted), or the driver does not
 //	                      accept it any more (PermissionDenied, InvalidArgument)

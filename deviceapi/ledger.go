@@ -18,6 +18,7 @@ var errTooManyLeases = errors.New("too many leases on this socket")
 type ledger struct {
 	mu       sync.Mutex
 	gpus     map[string]GPU      // the node's GPUs, by UUID
+	health   map[string]Health   // of GPUs and partitions that are not healthy, by UUID
 	accounts map[string]*account // open devices, by UUID
 }
 
@@ -42,6 +43,8 @@ type hold struct {
 	utilization int
 	// replaced is closed when a newer stream took the lease over.
 	replaced chan struct{}
+	// lost is closed when the GPU is lost.
+	lost chan struct{}
 }
 
 func newLedger() *ledger {
@@ -57,6 +60,24 @@ func (l *ledger) setGPUs(gpus []GPU) {
 		l.gpus[g.UUID] = g
 	}
 }
+
+// setHealth replaces what is broken. What is held of GPUs that are lost is gone.
+func (l *ledger) setHealth(health map[string]Health) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.health = health
+	for _, a := range l.accounts {
+		if !l.isLost(a) {
+			continue
+		}
+		for key, h := range a.holds {
+			close(h.lost)
+			delete(a.holds, key)
+		}
+	}
+}
+
+func (l *ledger) isLost(a *account) bool { return l.health[a.device.GPU.UUID].Lost }
 
 // open adds a socket to the account of d.
 func (l *ledger) open(d Device) {
@@ -99,8 +120,8 @@ func (l *ledger) close(uuid, dir string) {
 	}
 }
 
-// acquire grants h on the device, or fails with an OutOfMemoryError or
-// errTooManyLeases. A lease with the same key is replaced in one step, so that a
+// acquire grants h on the device, or fails with an OutOfMemoryError,
+// ErrDeviceLost or errTooManyLeases. A lease with the same key is replaced in one step, so that a
 // re-hold never competes with itself.
 func (l *ledger) acquire(uuid string, h *hold) (free, total int64, err error) {
 	l.mu.Lock()
@@ -108,6 +129,9 @@ func (l *ledger) acquire(uuid string, h *hold) (free, total int64, err error) {
 	a := l.accounts[uuid]
 	if a == nil {
 		return 0, 0, fmt.Errorf("device %s is not prepared", uuid)
+	}
+	if l.isLost(a) {
+		return 0, 0, ErrDeviceLost
 	}
 	old := a.holds[h.key]
 	total = a.device.MemoryBytes()
@@ -212,7 +236,8 @@ func (l *ledger) device(uuid string) Snapshot {
 	g := GPUStatus{GPU: a.device.GPU}
 	g.MIGMode = l.migMode(g.GPU)
 	if a.device.Partition != nil {
-		g.Partitions = []PartitionStatus{a.partition(ownPID)}
+		g.Health = Health{Lost: l.isLost(a)}
+		g.Partitions = []PartitionStatus{l.partition(a, ownPID)}
 	} else {
 		l.whole(&g, a, ownPID)
 	}
@@ -241,7 +266,7 @@ func (l *ledger) node() Snapshot {
 	for _, a := range l.accounts {
 		status := show(a.device.GPU)
 		if a.device.Partition != nil {
-			status.Partitions = append(status.Partitions, a.partition(hostPID))
+			status.Partitions = append(status.Partitions, l.partition(a, hostPID))
 		}
 	}
 	var s Snapshot
@@ -256,6 +281,7 @@ func (l *ledger) node() Snapshot {
 // nil where no claim has the GPU.
 func (l *ledger) whole(g *GPUStatus, a *account, pid func(*hold) int) {
 	g.Whole = true
+	g.Health = l.health[g.UUID]
 	g.MemoryUsed = l.usedOnGPU(g.UUID)
 	if a != nil {
 		g.Utilization = a.utilization()
@@ -263,8 +289,8 @@ func (l *ledger) whole(g *GPUStatus, a *account, pid func(*hold) int) {
 	}
 }
 
-func (a *account) partition(pid func(*hold) int) PartitionStatus {
-	return PartitionStatus{Partition: *a.device.Partition, MemoryUsed: a.held(), Utilization: a.utilization(), Processes: a.processes(pid)}
+func (l *ledger) partition(a *account, pid func(*hold) int) PartitionStatus {
+	return PartitionStatus{Partition: *a.device.Partition, Health: l.health[a.device.Partition.UUID], MemoryUsed: a.held(), Utilization: a.utilization(), Processes: a.processes(pid)}
 }
 
 func (a *account) processes(pid func(*hold) int) []Process {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -145,6 +146,11 @@ func (s *Server) OpenNode(dir string, gpus []GPU) error {
 	}
 	return nil
 }
+
+// SetHealth replaces what is broken, by UUID of GPUs and partitions; others are
+// healthy. Everything held of a GPU that is lost ends, and nothing can be held of it
+// until it is back.
+func (s *Server) SetHealth(health map[string]Health) { s.ledger.setHealth(maps.Clone(health)) }
 
 // Snapshot is the node view.
 func (s *Server) Snapshot() Snapshot { return s.ledger.node() }

@@ -65,6 +65,9 @@ func (s *service) Hold(stream grpc.BidiStreamingServer[v1alpha1.HoldRequest, v1a
 		if errors.As(err, &oom) {
 			return outOfMemoryStatus(oom)
 		}
+		if errors.Is(err, ErrDeviceLost) {
+			return lostStatus(s.uuid)
+		}
 		return status.Error(codes.ResourceExhausted, err.Error())
 	}
 	defer s.ledger.release(s.uuid, h)
@@ -81,6 +84,8 @@ func (s *service) Hold(stream grpc.BidiStreamingServer[v1alpha1.HoldRequest, v1a
 		return err
 	case <-h.replaced:
 		return status.Error(codes.Aborted, "a newer stream took this lease over")
+	case <-h.lost:
+		return lostStatus(s.uuid)
 	case <-ctx.Done():
 		return ctx.Err()
 	}

@@ -88,6 +88,18 @@ func (d Device) MemoryBytes() int64 {
 	return d.GPU.MemoryBytes
 }
 
+// Health is what is broken of a GPU or a partition. The zero value is a healthy one.
+type Health struct {
+	// Lost says that the GPU does not answer any more. Nothing can be held of it or of
+	// its partitions.
+	Lost bool
+	// XID is the last error code of the kernel module; 0: none.
+	XID int
+	// ECCCorrected and ECCUncorrected count memory errors. Those of a GPU include those
+	// of its partitions.
+	ECCCorrected, ECCUncorrected int64
+}
+
 // Snapshot is what a client sees at one moment. The position of a GPU is its
 // index, and the position of a partition its MIG device number, as the real tool
 // numbers what a container can see.
@@ -98,6 +110,8 @@ type Snapshot struct {
 // GPUStatus is a GPU in a snapshot.
 type GPUStatus struct {
 	GPU // MIGMode is the current mode
+	// Health holds no more than Lost where only partitions are visible.
+	Health Health
 	// Whole says that the GPU itself is visible, not only partitions of it.
 	// Only then are MemoryUsed, Utilization and Processes known.
 	Whole       bool
@@ -110,6 +124,7 @@ type GPUStatus struct {
 // PartitionStatus is a partition in a snapshot.
 type PartitionStatus struct {
 	Partition
+	Health      Health // but for Lost, which is the GPU's
 	MemoryUsed  int64
 	Utilization int // percent of the partition
 	Processes   []Process

@@ -55,6 +55,7 @@ func checkHold(dir string, req *v1alpha1.HoldRequest) (*hold, error) {
 		key:         holdKey{dir: dir, leaseID: req.GetLeaseId()},
 		utilization: int(req.GetUtilizationPercent()),
 		replaced:    make(chan struct{}),
+		lost:        make(chan struct{}),
 	}, nil
 }
 
@@ -106,6 +107,46 @@ func outOfMemory(err error) (*OutOfMemoryError, bool) {
 	return nil, false
 }
 
+// lostStatus has the code that clients of every release take for the end of a device.
+func lostStatus(uuid string) error {
+	st, err := status.New(codes.NotFound, uuid+": "+ErrDeviceLost.Error()).WithDetails(&v1alpha1.DeviceLost{DeviceUuid: uuid})
+	if err != nil {
+		return status.Error(codes.NotFound, uuid+": "+ErrDeviceLost.Error())
+	}
+	return st.Err()
+}
+
+// deviceLost finds the detail of a lost device in a gRPC error.
+func deviceLost(err error) (uuid string, lost bool) {
+	for _, detail := range status.Convert(err).Details() {
+		if d, ok := detail.(*v1alpha1.DeviceLost); ok {
+			return d.GetDeviceUuid(), true
+		}
+	}
+	return "", false
+}
+
+func healthToWire(h Health) *v1alpha1.Health {
+	if h == (Health{}) {
+		return nil
+	}
+	return &v1alpha1.Health{
+		Lost:           h.Lost,
+		Xid:            uint32(h.XID),
+		EccCorrected:   uint64(h.ECCCorrected),
+		EccUncorrected: uint64(h.ECCUncorrected),
+	}
+}
+
+func healthFromWire(h *v1alpha1.Health) Health {
+	return Health{
+		Lost:           h.GetLost(),
+		XID:            int(h.GetXid()),
+		ECCCorrected:   int64(h.GetEccCorrected()),
+		ECCUncorrected: int64(h.GetEccUncorrected()),
+	}
+}
+
 var migModes = map[MIGMode]v1alpha1.MIGMode{
 	MIGUnsupported: v1alpha1.MIGMode_MIG_MODE_UNSUPPORTED,
 	MIGDisabled:    v1alpha1.MIGMode_MIG_MODE_DISABLED,
@@ -131,6 +172,7 @@ func toWire(s Snapshot) *v1alpha1.SnapshotResponse {
 			PowerLimitWatts:   uint32(g.PowerLimitWatts),
 			Whole:             g.Whole,
 			Processes:         processesToWire(g.Processes),
+			Health:            healthToWire(g.Health),
 		}
 		if g.Whole {
 			gpu.MemoryUsedBytes = uint64(g.MemoryUsed)
@@ -155,6 +197,7 @@ func toWire(s Snapshot) *v1alpha1.SnapshotResponse {
 				MemoryUsedBytes:    uint64(p.MemoryUsed),
 				UtilizationPercent: uint32(p.Utilization),
 				Processes:          processesToWire(p.Processes),
+				Health:             healthToWire(p.Health),
 			})
 		}
 		response.Gpus = append(response.Gpus, gpu)
@@ -193,6 +236,7 @@ func fromWire(response *v1alpha1.SnapshotResponse) Snapshot {
 			MemoryUsed:  int64(g.GetMemoryUsedBytes()),
 			Utilization: int(g.GetUtilizationPercent()),
 			Processes:   processesFromWire(g.GetProcesses()),
+			Health:      healthFromWire(g.GetHealth()),
 		}
 		for _, p := range g.GetPartitions() {
 			gpu.Partitions = append(gpu.Partitions, PartitionStatus{
@@ -215,6 +259,7 @@ func fromWire(response *v1alpha1.SnapshotResponse) Snapshot {
 				MemoryUsed:  int64(p.GetMemoryUsedBytes()),
 				Utilization: int(p.GetUtilizationPercent()),
 				Processes:   processesFromWire(p.GetProcesses()),
+				Health:      healthFromWire(p.GetHealth()),
 			})
 		}
 		s.GPUs = append(s.GPUs, gpu)

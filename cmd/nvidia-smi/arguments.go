@@ -202,7 +202,7 @@ Without options it prints a table of GPUs, MIG devices and processes. Memory is 
 simgpu-run and other clients hold; temperature and power are made up.
 
 Exit code: 0 success, 2 bad arguments, 3 not simulated, 6 no such device, 9 the node
-driver does not answer, 255 anything else.
+driver does not answer, 15 a GPU is lost, 255 anything else.
 
 Environment: SIMGPU_DIR, where to look for devices instead of /run/simgpu.
 `

@@ -23,6 +23,7 @@ const (
 	exitNotSupported = 3
 	exitNotFound     = 6
 	exitNoDriver     = 9
+	exitGPULost      = 15
 	exitOther        = 255
 )
 
@@ -98,6 +99,9 @@ func show(ctx context.Context, a arguments, dir string, out io.Writer) error {
 			return err
 		}
 	}
+	if err := report.Lost(); err != nil {
+		return err
+	}
 	text, err := write(report, a)
 	if err != nil {
 		return err
@@ -166,9 +170,12 @@ func exitCode(err error) int {
 	var usage *usageError
 	var unknown *smi.UnknownFieldError
 	var unsupported *notSimulatedError
+	var lost *smi.LostError
 	switch {
 	case err == nil:
 		return 0
+	case errors.As(err, &lost):
+		return exitGPULost
 	case errors.As(err, &usage), errors.As(err, &unknown):
 		return exitBadArguments
 	case errors.As(err, &unsupported):

@@ -95,13 +95,13 @@ func FuzzParse(f *testing.F) {
 }
 
 // serve starts a driver with one GPU and returns the folder to look in.
-func serve(t *testing.T) (dir string, stop func()) {
+func serve(t *testing.T) (dir string, server *deviceapi.Server) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "smi") //nolint:usetesting // the path of t.TempDir may be too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := deviceapi.NewServer(deviceapi.ServerOptions{})
+	server = deviceapi.NewServer(deviceapi.ServerOptions{})
 	t.Cleanup(func() {
 		server.Stop()
 		os.RemoveAll(dir)
@@ -113,11 +113,11 @@ func serve(t *testing.T) (dir string, stop func()) {
 	if err := server.Open(filepath.Join(dir, "dev"), deviceapi.Device{GPU: gpu}); err != nil {
 		t.Fatal(err)
 	}
-	return dir, server.Stop
+	return dir, server
 }
 
 func TestRun(t *testing.T) {
-	dir, stop := serve(t)
+	dir, server := serve(t)
 	tests := map[string]struct {
 		args     string
 		want     string // in the output or the message
@@ -169,8 +169,20 @@ func TestRun(t *testing.T) {
 		}
 	})
 
+	t.Run("a lost GPU", func(t *testing.T) {
+		server.SetHealth(map[string]deviceapi.Health{"GPU-1": {Lost: true}})
+		defer server.SetHealth(nil)
+		for _, args := range []string{"", "-L", "--query-gpu=uuid --format=csv"} {
+			var out strings.Builder
+			err := run(t.Context(), strings.Fields(args), dir, &out)
+			if exitCode(err) != exitGPULost || !strings.Contains(message(err), "GPU 00000000:1B:00.0: GPU is lost.") || out.Len() != 0 {
+				t.Errorf("%q fails with %v, code %d, after %q", args, err, exitCode(err), out.String())
+			}
+		}
+	})
+
 	t.Run("no driver", func(t *testing.T) {
-		stop()
+		server.Stop()
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		defer cancel()
 		err := run(ctx, nil, dir, &strings.Builder{})

@@ -44,14 +44,14 @@ the memory is granted. Without COMMAND the memory is held until a signal to end.
   -h, --help           this text
 
 A restart of the node driver is waited out, and the memory is held again after it.
-Where the memory is lost for good (the device was unprepared, or the memory does not
-fit any more) COMMAND gets SIGTERM, and simgpu-run ends with it.
+Where the memory is lost for good (the device was unprepared, its GPU is lost, or the
+memory does not fit any more) COMMAND gets SIGTERM, and simgpu-run ends with it.
 Signals are passed on to COMMAND.
 
 Exit code: that of COMMAND, or 128 and the number of the signal that ended it; else
   120  the memory was lost for good
   121  the memory does not fit
-  122  this container has no such device
+  122  this container has no such device, or its GPU is lost
   123  the node driver did not answer in time
   125  bad arguments, or another failure of simgpu-run
   126  COMMAND cannot be run
@@ -260,7 +260,7 @@ func driverError(err error) error {
 	if errors.Is(err, deviceapi.ErrUnreachable) {
 		return failf(exitNoDriver, "%w: is the simgpu-kubelet-plugin pod of this node running?", err)
 	}
-	if errors.Is(err, deviceapi.ErrDeviceGone) {
+	if errors.Is(err, deviceapi.ErrDeviceGone) || errors.Is(err, deviceapi.ErrDeviceLost) {
 		return failf(exitNoDevice, "%w", err)
 	}
 	return err

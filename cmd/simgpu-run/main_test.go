@@ -225,6 +225,13 @@ func TestExitCodes(t *testing.T) {
 	}
 	n.waitHeld(t, "MIG-0; MIG-1")
 
+	t.Run("a lost GPU", func(t *testing.T) {
+		n.server.SetHealth(map[string]deviceapi.Health{n.devices[0].GPU.UUID: {Lost: true}})
+		defer n.server.SetHealth(nil)
+		p := start(t, n.dir, nil, "--memory", "1GiB", "true")
+		p.wantExit(t, exitNoDevice)
+		p.waitSays(t, "GPU is lost")
+	})
 	t.Run("no device", func(t *testing.T) {
 		p := start(t, t.TempDir(), nil, "--memory", "1GiB", "true")
 		p.wantExit(t, exitNoDevice)
@@ -319,6 +326,9 @@ func TestEndsWhenItsMemoryIsLost(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	breakGPU := func(_ *testing.T, n *node) {
+		n.server.SetHealth(map[string]deviceapi.Health{n.devices[1].GPU.UUID: {Lost: true}})
+	}
 	shrink := func(t *testing.T, n *node) {
 		n.server.Stop()
 		partition := *n.devices[1].Partition
@@ -334,6 +344,7 @@ func TestEndsWhenItsMemoryIsLost(t *testing.T) {
 		says    []string
 	}{
 		"the device was unprepared":    {command, "ready", unprepare, []string{"MIG-1 is lost for good: the device is gone", "ending the command", "got TERM"}},
+		"the GPU is lost":              {command, "ready", breakGPU, []string{"is lost for good: MIG-", "GPU is lost", "ending the command", "got TERM"}},
 		"the memory fits no more":      {command, "ready", shrink, []string{"MIG-1 is lost for good: out of memory", "ending the command", "got TERM"}},
 		"unprepared without a command": {nil, "held until", unprepare, []string{"MIG-1 is lost for good: the device is gone"}},
 	}

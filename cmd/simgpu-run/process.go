@@ -98,6 +98,9 @@ func supervise(process *os.Process, signals <-chan os.Signal, lost <-chan error,
 		case err := <-failed:
 			return 0, err
 		case err := <-lost:
+			if loss {
+				continue // the first one counts
+			}
 			loss = true
 			fmt.Fprintf(stderr, "simgpu-run: %v\nsimgpu-run: ending the command\n", err)
 			_ = process.Signal(unix.SIGTERM)

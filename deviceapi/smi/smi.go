@@ -28,6 +28,13 @@ var ErrNoMIGDevices = errors.New("No MIG-enabled devices found.") //nolint:stati
 // ErrNoInstances means that no partition is visible.
 var ErrNoInstances = errors.New("No GPU instances found: Not Found") //nolint:staticcheck // the real tool's text
 
+// LostError is a GPU that does not answer any more. The text is that of the real tool.
+type LostError struct{ BusID string }
+
+func (e *LostError) Error() string {
+	return fmt.Sprintf("Unable to determine the device handle for GPU %s: GPU is lost.  Reboot the system to recover this GPU", e.BusID)
+}
+
 // Report is a snapshot about to be written.
 type Report struct {
 	gpus  []gpu
@@ -85,6 +92,17 @@ func (g gpu) is(id string) bool {
 	}
 	return id == strconv.Itoa(g.index) || strings.EqualFold(id, g.UUID) || id == g.Serial ||
 		strings.EqualFold(deviceapi.BusID(id), deviceapi.BusID(g.PCIBusID))
+}
+
+// Lost fails with a LostError if one of the GPUs of the report is lost: the real tool
+// then shows none of them.
+func (r *Report) Lost() error {
+	for _, g := range r.gpus {
+		if g.Health.Lost {
+			return &LostError{BusID: deviceapi.BusID(g.PCIBusID)}
+		}
+	}
+	return nil
 }
 
 // List writes one line for each GPU and partition: nvidia-smi -L.

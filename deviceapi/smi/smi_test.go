@@ -88,6 +88,13 @@ func snapshots() map[string]deviceapi.Snapshot {
 			}},
 			{GPU: idle, Whole: true},
 		}},
+		"ecc-errors": one(deviceapi.GPUStatus{GPU: busy, Whole: true, Health: deviceapi.Health{XID: 48, ECCCorrected: 3, ECCUncorrected: 12}}),
+		"ecc-errors-of-a-slice": one(deviceapi.GPUStatus{GPU: partitioned("580.95.05", "13.0"), Whole: true, Health: deviceapi.Health{ECCUncorrected: 12},
+			Partitions: []deviceapi.PartitionStatus{slice3g(1, 0), func() deviceapi.PartitionStatus {
+				p := slice3g(2, 0)
+				p.Health.ECCUncorrected = 12
+				return p
+			}()}}),
 		"no-partitions-no-power-limit": one(deviceapi.GPUStatus{GPU: t4, Whole: true}),
 		"long-name":                    one(deviceapi.GPUStatus{GPU: blackwell, Whole: true, Utilization: 100}),
 	}
@@ -321,6 +328,31 @@ func TestBAR1(t *testing.T) {
 				t.Errorf("got %d MiB, want %d", got, test.want)
 			}
 		})
+	}
+}
+
+func TestECCErrorsInQueries(t *testing.T) {
+	s := snapshots()["ecc-errors"]
+	got, err := report(t, s).GPUs("ecc.errors.corrected.volatile.total,ecc.errors.uncorrected.volatile.total,ecc.errors.uncorrected.aggregate.total", Format{NoHeader: true})
+	if want := "3, 12, 12\n"; err != nil || got != want {
+		t.Errorf("got %q, %v, want %q", got, err, want)
+	}
+}
+
+func TestLostGPU(t *testing.T) {
+	s := snapshots()["two-gpus"]
+	s.GPUs[1].Health.Lost = true
+	r := report(t, s)
+	const want = "Unable to determine the device handle for GPU 00000000:43:00.0: GPU is lost.  Reboot the system to recover this GPU"
+	if err := r.Lost(); err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	other, err := r.Select("0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Lost(); err != nil {
+		t.Errorf("the other GPU: %v", err)
 	}
 }
 

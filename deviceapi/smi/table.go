@@ -70,7 +70,7 @@ func (r *Report) header(b *strings.Builder, modern bool) {
 
 // rows are the three lines of a GPU.
 func (g gpu) rows(b *strings.Builder) {
-	ecc, mode := "0", "N/A"
+	ecc, mode := strconv.FormatInt(g.Health.ECCUncorrected, 10), "N/A"
 	switch g.MIGMode {
 	case deviceapi.MIGEnabled:
 		ecc, mode = "On", "Enabled"
@@ -125,7 +125,7 @@ func (r *Report) partitions(b *strings.Builder, modern bool) {
 			fmt.Fprintf(b, "|%3d%5d%4d%4d  |%-34s|%3d%7d |%3d%4d%5d%5d%5d |\n",
 				g.index, p.GPUInstanceID, p.ComputeInstanceID, i,
 				fmt.Sprintf("%16dMiB / %5dMiB", mib(p.MemoryUsed), mib(p.MemoryBytes)),
-				p.Multiprocessors, 0,
+				p.Multiprocessors, p.Health.ECCUncorrected,
 				p.CopyEngines, p.Encoders, p.Decoders, p.OFAEngines, p.JPEGEngines)
 			fmt.Fprintf(b, "|%18s|%34s|%11s|%23s|\n", "", fmt.Sprintf(bar1Line, 0, bar1(g.GPU, p.Partition)), "", "")
 			b.WriteString(migRule)

@@ -184,6 +184,7 @@ type GPU struct {
 	Processes []*Process `protobuf:"bytes,17,rep,name=processes,proto3" json:"processes,omitempty"`
 	// Visible partitions, sorted by GPU instance, then compute instance.
 	Partitions    []*Partition `protobuf:"bytes,18,rep,name=partitions,proto3" json:"partitions,omitempty"`
+	Health        *Health      `protobuf:"bytes,19,opt,name=health,proto3" json:"health,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -344,6 +345,13 @@ func (x *GPU) GetPartitions() []*Partition {
 	return nil
 }
 
+func (x *GPU) GetHealth() *Health {
+	if x != nil {
+		return x.Health
+	}
+	return nil
+}
+
 // Partition is a MIG device.
 type Partition struct {
 	state             protoimpl.MessageState `protogen:"open.v1"`
@@ -365,6 +373,7 @@ type Partition struct {
 	// Holders, sorted by pid.
 	Processes          []*Process `protobuf:"bytes,16,rep,name=processes,proto3" json:"processes,omitempty"`
 	UtilizationPercent uint32     `protobuf:"varint,17,opt,name=utilization_percent,json=utilizationPercent,proto3" json:"utilization_percent,omitempty"`
+	Health             *Health    `protobuf:"bytes,18,opt,name=health,proto3" json:"health,omitempty"`
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
@@ -518,6 +527,84 @@ func (x *Partition) GetUtilizationPercent() uint32 {
 	return 0
 }
 
+func (x *Partition) GetHealth() *Health {
+	if x != nil {
+		return x.Health
+	}
+	return nil
+}
+
+// Health is what is broken; absent: nothing.
+type Health struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The GPU does not answer any more.
+	Lost bool `protobuf:"varint,1,opt,name=lost,proto3" json:"lost,omitempty"`
+	// The last error code of the kernel module; 0 = none.
+	Xid            uint32 `protobuf:"varint,2,opt,name=xid,proto3" json:"xid,omitempty"`
+	EccCorrected   uint64 `protobuf:"varint,3,opt,name=ecc_corrected,json=eccCorrected,proto3" json:"ecc_corrected,omitempty"`
+	EccUncorrected uint64 `protobuf:"varint,4,opt,name=ecc_uncorrected,json=eccUncorrected,proto3" json:"ecc_uncorrected,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Health) Reset() {
+	*x = Health{}
+	mi := &file_device_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Health) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Health) ProtoMessage() {}
+
+func (x *Health) ProtoReflect() protoreflect.Message {
+	mi := &file_device_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Health.ProtoReflect.Descriptor instead.
+func (*Health) Descriptor() ([]byte, []int) {
+	return file_device_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Health) GetLost() bool {
+	if x != nil {
+		return x.Lost
+	}
+	return false
+}
+
+func (x *Health) GetXid() uint32 {
+	if x != nil {
+		return x.Xid
+	}
+	return 0
+}
+
+func (x *Health) GetEccCorrected() uint64 {
+	if x != nil {
+		return x.EccCorrected
+	}
+	return 0
+}
+
+func (x *Health) GetEccUncorrected() uint64 {
+	if x != nil {
+		return x.EccUncorrected
+	}
+	return 0
+}
+
 type Process struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// In the pid namespace of the holder; in the node view a stable made-up pid,
@@ -531,7 +618,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_device_proto_msgTypes[4]
+	mi := &file_device_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -543,7 +630,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_device_proto_msgTypes[4]
+	mi := &file_device_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -556,7 +643,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_device_proto_rawDescGZIP(), []int{4}
+	return file_device_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Process) GetPid() uint32 {
@@ -599,7 +686,7 @@ type HoldRequest struct {
 
 func (x *HoldRequest) Reset() {
 	*x = HoldRequest{}
-	mi := &file_device_proto_msgTypes[5]
+	mi := &file_device_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -611,7 +698,7 @@ func (x *HoldRequest) String() string {
 func (*HoldRequest) ProtoMessage() {}
 
 func (x *HoldRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_device_proto_msgTypes[5]
+	mi := &file_device_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -624,7 +711,7 @@ func (x *HoldRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldRequest.ProtoReflect.Descriptor instead.
 func (*HoldRequest) Descriptor() ([]byte, []int) {
-	return file_device_proto_rawDescGZIP(), []int{5}
+	return file_device_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *HoldRequest) GetLeaseId() string {
@@ -688,7 +775,7 @@ type HoldResponse struct {
 
 func (x *HoldResponse) Reset() {
 	*x = HoldResponse{}
-	mi := &file_device_proto_msgTypes[6]
+	mi := &file_device_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -700,7 +787,7 @@ func (x *HoldResponse) String() string {
 func (*HoldResponse) ProtoMessage() {}
 
 func (x *HoldResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_device_proto_msgTypes[6]
+	mi := &file_device_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -713,7 +800,7 @@ func (x *HoldResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldResponse.ProtoReflect.Descriptor instead.
 func (*HoldResponse) Descriptor() ([]byte, []int) {
-	return file_device_proto_rawDescGZIP(), []int{6}
+	return file_device_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *HoldResponse) GetDeviceUuid() string {
@@ -750,7 +837,7 @@ type OutOfMemory struct {
 
 func (x *OutOfMemory) Reset() {
 	*x = OutOfMemory{}
-	mi := &file_device_proto_msgTypes[7]
+	mi := &file_device_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -762,7 +849,7 @@ func (x *OutOfMemory) String() string {
 func (*OutOfMemory) ProtoMessage() {}
 
 func (x *OutOfMemory) ProtoReflect() protoreflect.Message {
-	mi := &file_device_proto_msgTypes[7]
+	mi := &file_device_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -775,7 +862,7 @@ func (x *OutOfMemory) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutOfMemory.ProtoReflect.Descriptor instead.
 func (*OutOfMemory) Descriptor() ([]byte, []int) {
-	return file_device_proto_rawDescGZIP(), []int{7}
+	return file_device_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *OutOfMemory) GetDeviceUuid() string {
@@ -806,6 +893,52 @@ func (x *OutOfMemory) GetTotalBytes() uint64 {
 	return 0
 }
 
+// DeviceLost is the detail of a Hold that is refused or ended because the GPU is
+// lost.
+type DeviceLost struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	DeviceUuid    string                 `protobuf:"bytes,1,opt,name=device_uuid,json=deviceUuid,proto3" json:"device_uuid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeviceLost) Reset() {
+	*x = DeviceLost{}
+	mi := &file_device_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeviceLost) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeviceLost) ProtoMessage() {}
+
+func (x *DeviceLost) ProtoReflect() protoreflect.Message {
+	mi := &file_device_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeviceLost.ProtoReflect.Descriptor instead.
+func (*DeviceLost) Descriptor() ([]byte, []int) {
+	return file_device_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *DeviceLost) GetDeviceUuid() string {
+	if x != nil {
+		return x.DeviceUuid
+	}
+	return ""
+}
+
 var File_device_proto protoreflect.FileDescriptor
 
 const file_device_proto_rawDesc = "" +
@@ -813,7 +946,7 @@ const file_device_proto_rawDesc = "" +
 	"\fdevice.proto\x12\x16simgpu.device.v1alpha1\"\x11\n" +
 	"\x0fSnapshotRequest\"C\n" +
 	"\x10SnapshotResponse\x12/\n" +
-	"\x04gpus\x18\x01 \x03(\v2\x1b.simgpu.device.v1alpha1.GPUR\x04gpus\"\xbb\x05\n" +
+	"\x04gpus\x18\x01 \x03(\v2\x1b.simgpu.device.v1alpha1.GPUR\x04gpus\"\xf3\x05\n" +
 	"\x03GPU\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12!\n" +
 	"\fproduct_name\x18\x02 \x01(\tR\vproductName\x12\x14\n" +
@@ -836,7 +969,8 @@ const file_device_proto_rawDesc = "" +
 	"\tprocesses\x18\x11 \x03(\v2\x1f.simgpu.device.v1alpha1.ProcessR\tprocesses\x12A\n" +
 	"\n" +
 	"partitions\x18\x12 \x03(\v2!.simgpu.device.v1alpha1.PartitionR\n" +
-	"partitions\"\x88\x05\n" +
+	"partitions\x126\n" +
+	"\x06health\x18\x13 \x01(\v2\x1e.simgpu.device.v1alpha1.HealthR\x06health\"\xc0\x05\n" +
 	"\tPartition\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x18\n" +
 	"\aprofile\x18\x02 \x01(\tR\aprofile\x12&\n" +
@@ -857,7 +991,13 @@ const file_device_proto_rawDesc = "" +
 	"ofaEngines\x12*\n" +
 	"\x11memory_used_bytes\x18\x0f \x01(\x04R\x0fmemoryUsedBytes\x12=\n" +
 	"\tprocesses\x18\x10 \x03(\v2\x1f.simgpu.device.v1alpha1.ProcessR\tprocesses\x12/\n" +
-	"\x13utilization_percent\x18\x11 \x01(\rR\x12utilizationPercent\"R\n" +
+	"\x13utilization_percent\x18\x11 \x01(\rR\x12utilizationPercent\x126\n" +
+	"\x06health\x18\x12 \x01(\v2\x1e.simgpu.device.v1alpha1.HealthR\x06health\"|\n" +
+	"\x06Health\x12\x12\n" +
+	"\x04lost\x18\x01 \x01(\bR\x04lost\x12\x10\n" +
+	"\x03xid\x18\x02 \x01(\rR\x03xid\x12#\n" +
+	"\recc_corrected\x18\x03 \x01(\x04R\feccCorrected\x12'\n" +
+	"\x0fecc_uncorrected\x18\x04 \x01(\x04R\x0eeccUncorrected\"R\n" +
 	"\aProcess\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\rR\x03pid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12!\n" +
@@ -885,7 +1025,11 @@ const file_device_proto_rawDesc = "" +
 	"\n" +
 	"free_bytes\x18\x03 \x01(\x04R\tfreeBytes\x12\x1f\n" +
 	"\vtotal_bytes\x18\x04 \x01(\x04R\n" +
-	"totalBytes*P\n" +
+	"totalBytes\"-\n" +
+	"\n" +
+	"DeviceLost\x12\x1f\n" +
+	"\vdevice_uuid\x18\x01 \x01(\tR\n" +
+	"deviceUuid*P\n" +
 	"\aMIGMode\x12\x18\n" +
 	"\x14MIG_MODE_UNSUPPORTED\x10\x00\x12\x15\n" +
 	"\x11MIG_MODE_DISABLED\x10\x01\x12\x14\n" +
@@ -907,33 +1051,37 @@ func file_device_proto_rawDescGZIP() []byte {
 }
 
 var file_device_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_device_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_device_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_device_proto_goTypes = []any{
 	(MIGMode)(0),             // 0: simgpu.device.v1alpha1.MIGMode
 	(*SnapshotRequest)(nil),  // 1: simgpu.device.v1alpha1.SnapshotRequest
 	(*SnapshotResponse)(nil), // 2: simgpu.device.v1alpha1.SnapshotResponse
 	(*GPU)(nil),              // 3: simgpu.device.v1alpha1.GPU
 	(*Partition)(nil),        // 4: simgpu.device.v1alpha1.Partition
-	(*Process)(nil),          // 5: simgpu.device.v1alpha1.Process
-	(*HoldRequest)(nil),      // 6: simgpu.device.v1alpha1.HoldRequest
-	(*HoldResponse)(nil),     // 7: simgpu.device.v1alpha1.HoldResponse
-	(*OutOfMemory)(nil),      // 8: simgpu.device.v1alpha1.OutOfMemory
+	(*Health)(nil),           // 5: simgpu.device.v1alpha1.Health
+	(*Process)(nil),          // 6: simgpu.device.v1alpha1.Process
+	(*HoldRequest)(nil),      // 7: simgpu.device.v1alpha1.HoldRequest
+	(*HoldResponse)(nil),     // 8: simgpu.device.v1alpha1.HoldResponse
+	(*OutOfMemory)(nil),      // 9: simgpu.device.v1alpha1.OutOfMemory
+	(*DeviceLost)(nil),       // 10: simgpu.device.v1alpha1.DeviceLost
 }
 var file_device_proto_depIdxs = []int32{
 	3, // 0: simgpu.device.v1alpha1.SnapshotResponse.gpus:type_name -> simgpu.device.v1alpha1.GPU
 	0, // 1: simgpu.device.v1alpha1.GPU.mig_mode:type_name -> simgpu.device.v1alpha1.MIGMode
-	5, // 2: simgpu.device.v1alpha1.GPU.processes:type_name -> simgpu.device.v1alpha1.Process
+	6, // 2: simgpu.device.v1alpha1.GPU.processes:type_name -> simgpu.device.v1alpha1.Process
 	4, // 3: simgpu.device.v1alpha1.GPU.partitions:type_name -> simgpu.device.v1alpha1.Partition
-	5, // 4: simgpu.device.v1alpha1.Partition.processes:type_name -> simgpu.device.v1alpha1.Process
-	1, // 5: simgpu.device.v1alpha1.Device.Snapshot:input_type -> simgpu.device.v1alpha1.SnapshotRequest
-	6, // 6: simgpu.device.v1alpha1.Device.Hold:input_type -> simgpu.device.v1alpha1.HoldRequest
-	2, // 7: simgpu.device.v1alpha1.Device.Snapshot:output_type -> simgpu.device.v1alpha1.SnapshotResponse
-	7, // 8: simgpu.device.v1alpha1.Device.Hold:output_type -> simgpu.device.v1alpha1.HoldResponse
-	7, // [7:9] is the sub-list for method output_type
-	5, // [5:7] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	5, // 4: simgpu.device.v1alpha1.GPU.health:type_name -> simgpu.device.v1alpha1.Health
+	6, // 5: simgpu.device.v1alpha1.Partition.processes:type_name -> simgpu.device.v1alpha1.Process
+	5, // 6: simgpu.device.v1alpha1.Partition.health:type_name -> simgpu.device.v1alpha1.Health
+	1, // 7: simgpu.device.v1alpha1.Device.Snapshot:input_type -> simgpu.device.v1alpha1.SnapshotRequest
+	7, // 8: simgpu.device.v1alpha1.Device.Hold:input_type -> simgpu.device.v1alpha1.HoldRequest
+	2, // 9: simgpu.device.v1alpha1.Device.Snapshot:output_type -> simgpu.device.v1alpha1.SnapshotResponse
+	8, // 10: simgpu.device.v1alpha1.Device.Hold:output_type -> simgpu.device.v1alpha1.HoldResponse
+	9, // [9:11] is the sub-list for method output_type
+	7, // [7:9] is the sub-list for method input_type
+	7, // [7:7] is the sub-list for extension type_name
+	7, // [7:7] is the sub-list for extension extendee
+	0, // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_device_proto_init() }
@@ -947,7 +1095,7 @@ func file_device_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_device_proto_rawDesc), len(file_device_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   8,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -44,6 +44,7 @@ type DeviceClient interface {
 	//
 	//	RESOURCE_EXHAUSTED + OutOfMemory  it does not fit,
 	//	NOT_FOUND                         the socket does not show that device,
+	//	NOT_FOUND + DeviceLost            the GPU is lost, also while the memory is held,
 	//	INVALID_ARGUMENT                  a field is out of range,
 	//	PERMISSION_DENIED                 this is the node view,
 	//	RESOURCE_EXHAUSTED without detail too many leases on this socket,
@@ -100,6 +101,7 @@ type DeviceServer interface {
 	//
 	//	RESOURCE_EXHAUSTED + OutOfMemory  it does not fit,
 	//	NOT_FOUND                         the socket does not show that device,
+	//	NOT_FOUND + DeviceLost            the GPU is lost, also while the memory is held,
 	//	INVALID_ARGUMENT                  a field is out of range,
 	//	PERMISSION_DENIED                 this is the node view,
 	//	RESOURCE_EXHAUSTED without detail too many leases on this socket,
