@@ -89,8 +89,8 @@ unit: ## Unit tests with the race detector
 	CGO_ENABLED=1 go test -race ./...
 
 .PHONY: e2e
-e2e: ## Cluster tests on a real local cluster (RUN=regexp picks some, RETAIN=1 leaves the cluster up)
-	cd e2e && go test -count=1 -timeout 60m $(if $(RUN),-run '$(RUN)') -v ./...
+e2e: ## Cluster tests on real local clusters, one after the other (RUN=regexp picks some, RETAIN=1 leaves the clusters up)
+	cd e2e && go test -p 1 -count=1 -timeout 60m $(if $(RUN),-run '$(RUN)') -v ./...
 
 .PHONY: clean
 clean: ## Remove what was built in the tree (the build cache outside it stays)

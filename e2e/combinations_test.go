@@ -18,6 +18,7 @@ import (
 	"github.com/simgpu/simgpu/driver/hardware"
 	"github.com/simgpu/simgpu/driver/inventory"
 	driverslices "github.com/simgpu/simgpu/driver/slices"
+	"github.com/simgpu/simgpu/e2e/harness"
 	"github.com/simgpu/simgpu/profiles"
 )
 
@@ -28,7 +29,7 @@ import (
 // has to start, so that all sets can be tried. What is possible is worked out here from the hardware's own rule:
 // placements do not overlap, at most 7 compute slices, and one partition at a time has the media engines (+me).
 func TestCombinations(t *testing.T) {
-	ns := suite.namespace(t)
+	ns := suite.Namespace(t)
 	h100 := newPaperNode(t, "h100-sxm5-80gb")
 	possible, impossible := combinations(h100.gpu.Devices)
 	if len(possible) < 100 || len(impossible) < 100 {
@@ -145,7 +146,7 @@ func newPaperNode(t *testing.T, model string) paperNode {
 	}
 	n.gpu = node.GPUs[0]
 
-	nodes := suite.client.CoreV1().Nodes()
+	nodes := suite.Client.CoreV1().Nodes()
 	_, err = nodes.Create(t.Context(), &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: n.name, Labels: map[string]string{corev1.LabelHostname: n.name}},
 		// Nothing but the pods of this test goes here.
@@ -186,12 +187,12 @@ func newPaperNode(t *testing.T, model string) paperNode {
 	}
 	for pool, content := range resources.Pools {
 		for i, s := range content.Slices {
-			_, err := suite.client.ResourceV1().ResourceSlices().Create(t.Context(), &resourceapi.ResourceSlice{
+			_, err := suite.Client.ResourceV1().ResourceSlices().Create(t.Context(), &resourceapi.ResourceSlice{
 				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", n.name, i), OwnerReferences: []metav1.OwnerReference{{
 					APIVersion: "v1", Kind: "Node", Name: n.name, UID: created.UID,
 				}}},
 				Spec: resourceapi.ResourceSliceSpec{
-					Driver:         driverName,
+					Driver:         harness.DriverName,
 					NodeName:       &n.name,
 					Pool:           resourceapi.ResourcePool{Name: pool, Generation: 1, ResourceSliceCount: int64(len(content.Slices))},
 					Devices:        s.Devices,
@@ -212,19 +213,19 @@ func (n paperNode) decide(t *testing.T, namespace string, set []string, want cor
 	t.Helper()
 	var requests []resourceapi.DeviceRequest
 	for i, profile := range set {
-		requests = append(requests, partition(fmt.Sprintf("r%d", i), profile))
+		requests = append(requests, harness.Partition(fmt.Sprintf("r%d", i), profile))
 	}
-	template := claim("", requests...)
+	template := harness.Claim("", requests...)
 	template.GenerateName = "set-"
-	c := suite.createClaim(t, namespace, template)
-	p := pod(c.Name, []use{{claim: c.Name}})
+	c := suite.CreateClaim(t, namespace, template)
+	p := harness.Pod(c.Name, []harness.Use{{Claim: c.Name}})
 	p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: n.name}
 	p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
-	p = suite.createPod(t, namespace, p)
+	p = suite.CreatePod(t, namespace, p)
 	defer n.undo(t, p, c)
 
-	suite.eventually(t, fmt.Sprintf("the scheduler to say PodScheduled=%s", want), func(ctx context.Context) error {
-		current, err := suite.client.CoreV1().Pods(namespace).Get(ctx, p.Name, metav1.GetOptions{})
+	suite.Eventually(t, fmt.Sprintf("the scheduler to say PodScheduled=%s", want), func(ctx context.Context) error {
+		current, err := suite.Client.CoreV1().Pods(namespace).Get(ctx, p.Name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -238,20 +239,20 @@ func (n paperNode) decide(t *testing.T, namespace string, set []string, want cor
 		}
 		return fmt.Errorf("conditions %+v", current.Status.Conditions)
 	})
-	return slices.Sorted(maps.Values(suite.devices(t, c)))
+	return slices.Sorted(maps.Values(suite.Devices(t, c)))
 }
 
 // undo removes the pod, whose end no kubelet will confirm, and the claim, and waits until its devices are free.
 func (n paperNode) undo(t *testing.T, p *corev1.Pod, c *resourceapi.ResourceClaim) {
 	t.Helper()
-	pods, claims := suite.client.CoreV1().Pods(p.Namespace), suite.client.ResourceV1().ResourceClaims(c.Namespace)
+	pods, claims := suite.Client.CoreV1().Pods(p.Namespace), suite.Client.ResourceV1().ResourceClaims(c.Namespace)
 	if err := pods.Delete(t.Context(), p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}); err != nil {
 		t.Error(err)
 	}
 	if err := claims.Delete(t.Context(), c.Name, metav1.DeleteOptions{}); err != nil {
 		t.Error(err)
 	}
-	suite.eventually(t, "the claim to be gone", func(ctx context.Context) error {
+	suite.Eventually(t, "the claim to be gone", func(ctx context.Context) error {
 		_, err := claims.Get(ctx, c.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil

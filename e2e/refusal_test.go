@@ -7,12 +7,13 @@ import (
 	"testing"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/simgpu/simgpu/e2e/harness"
 )
 
 // TestUnknownClaimParameters has a claim carry parameters that the driver does not know: the pod says so, and nothing
@@ -23,26 +24,26 @@ func TestUnknownClaimParameters(t *testing.T) {
 		"field": {`{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "MigDeviceConfig", "colour": "blue"}`, "colour"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ns := suite.namespace(t)
-			c := claim("odd", partition("slice", "1g.10gb"), partition("other", "1g.10gb"))
+			ns := suite.Namespace(t)
+			c := harness.Claim("odd", harness.Partition("slice", "1g.10gb"), harness.Partition("other", "1g.10gb"))
 			c.Spec.Devices.Config = []resourceapi.DeviceClaimConfiguration{{
 				Requests: []string{"slice"},
 				DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
-					Driver: driverName, Parameters: runtime.RawExtension{Raw: []byte(tc.parameters)},
+					Driver: harness.DriverName, Parameters: runtime.RawExtension{Raw: []byte(tc.parameters)},
 				}},
 			}}
-			suite.createClaim(t, ns, c)
-			p := suite.createPod(t, ns, pod("odd", []use{{claim: "odd"}}))
-			message := event(t, ns, "FailedPrepareDynamicResources", p.Name)
+			suite.CreateClaim(t, ns, c)
+			p := suite.CreatePod(t, ns, harness.Pod("odd", []harness.Use{{Claim: "odd"}}))
+			message := suite.Event(t, ns, "FailedPrepareDynamicResources", p.Name).Message
 			for _, want := range []string{tc.says, "odd", "slice"} {
 				if !strings.Contains(message, want) {
 					t.Errorf("the event does not name %q: %s", want, message)
 				}
 			}
-			if files := suite.onDisk(t); len(files) > 0 {
+			if files := suite.OnDisk(t); len(files) > 0 {
 				t.Errorf("the claim left %v on the node", files)
 			}
-			suite.deletePod(t, p)
+			suite.DeletePod(t, p)
 		})
 	}
 }
@@ -51,7 +52,7 @@ func TestUnknownClaimParameters(t *testing.T) {
 // then has a driver start with it, which stays up, is not ready, and recovers. It says why on the Node and in the log.
 func TestBadInventory(t *testing.T) {
 	const key = "inventory.yaml"
-	maps := suite.client.CoreV1().ConfigMaps(driverNamespace)
+	maps := suite.Client.CoreV1().ConfigMaps(harness.DriverNamespace)
 	list, err := maps.List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=simgpu"})
 	if err != nil || len(list.Items) != 1 {
 		t.Fatalf("%d ConfigMaps, %v", len(list.Items), err)
@@ -71,9 +72,9 @@ func TestBadInventory(t *testing.T) {
 	t.Cleanup(func() {
 		put(context.WithoutCancel(t.Context()), good)
 	})
-	node := suite.cluster.Node(1).Name()
+	node := suite.Cluster.Node(1).Name()
 	devices := func() int {
-		slices, err := suite.client.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+		slices, err := suite.Client.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -92,11 +93,11 @@ func TestBadInventory(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			put(t.Context(), header+tc.gpu+"\n")
-			message := event(t, metav1.NamespaceDefault, "InvalidInventory", node, tc.says)
+			message := suite.Event(t, metav1.NamespaceDefault, "InvalidInventory", node, tc.says).Message
 			if !strings.Contains(message, tc.says) {
 				t.Errorf("the event does not name %q: %s", tc.says, message)
 			}
-			if log := suite.kubectl(t, "-n", driverNamespace, "logs", "daemonset/"+daemonSet); !strings.Contains(log, tc.says) {
+			if log := suite.Kubectl(t, "-n", harness.DriverNamespace, "logs", "daemonset/"+harness.DaemonSet); !strings.Contains(log, tc.says) {
 				t.Errorf("the log does not name %q", tc.says)
 			}
 			if got := devices(); got != 26 {
@@ -107,10 +108,10 @@ func TestBadInventory(t *testing.T) {
 
 	t.Run("at the start", func(t *testing.T) {
 		put(t.Context(), header+"{model: h1000}\n")
-		old := driverPod(t)
-		suite.deletePod(t, &old)
-		suite.eventually(t, "a new driver that says what is wrong and is not ready", func(ctx context.Context) error {
-			pods, err := suite.client.CoreV1().Pods(driverNamespace).List(ctx, metav1.ListOptions{})
+		old := suite.DriverPod(t)
+		suite.DeletePod(t, &old)
+		suite.Eventually(t, "a new driver that says what is wrong and is not ready", func(ctx context.Context) error {
+			pods, err := suite.Client.CoreV1().Pods(harness.DriverNamespace).List(ctx, metav1.ListOptions{})
 			if err != nil || len(pods.Items) != 1 {
 				return fmt.Errorf("%d pods, %w", len(pods.Items), err)
 			}
@@ -121,34 +122,24 @@ func TestBadInventory(t *testing.T) {
 			if s := p.Status.ContainerStatuses[0]; s.Ready || s.RestartCount > 0 {
 				t.Fatalf("ready %t after %d restarts, want an unready driver that stays up", s.Ready, s.RestartCount)
 			}
-			log, err := suite.command(ctx, "kubectl", "-n", driverNamespace, "logs", p.Name)
+			log, err := suite.Command(ctx, "kubectl", "-n", harness.DriverNamespace, "logs", p.Name)
 			if err == nil && !strings.Contains(log, "h1000") {
 				err = fmt.Errorf("the log is\n%s", log)
 			}
 			return err
 		})
 		put(t.Context(), good)
-		suite.kubectl(t, "-n", driverNamespace, "rollout", "status", "daemonset", daemonSet, "--timeout", patience.String())
+		suite.Kubectl(t, "-n", harness.DriverNamespace, "rollout", "status", "daemonset", harness.DaemonSet, "--timeout", harness.Patience.String())
 		if got := devices(); got != 26 {
 			t.Errorf("%d devices are published once the inventory is good again, want 26", got)
 		}
 	})
 }
 
-// driverPod is the one pod of the driver.
-func driverPod(t *testing.T) corev1.Pod {
-	t.Helper()
-	pods, err := suite.client.CoreV1().Pods(driverNamespace).List(t.Context(), metav1.ListOptions{})
-	if err != nil || len(pods.Items) != 1 {
-		t.Fatalf("%d pods of the driver, %v", len(pods.Items), err)
-	}
-	return pods.Items[0]
-}
-
 // TestDriverIsKeptToItsNode writes slices as the driver's service account: only a token of a pod on the node may, and
 // only slices of that node.
 func TestDriverIsKeptToItsNode(t *testing.T) {
-	driver := driverPod(t)
+	driver := suite.DriverPod(t)
 	bound := &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: driver.Name, UID: driver.UID}
 
 	for name, tc := range map[string]struct {
@@ -162,12 +153,12 @@ func TestDriverIsKeptToItsNode(t *testing.T) {
 		"token of no node": {nil, &driver.Spec.NodeName, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			token, err := suite.client.CoreV1().ServiceAccounts(driverNamespace).CreateToken(t.Context(), driver.Spec.ServiceAccountName,
+			token, err := suite.Client.CoreV1().ServiceAccounts(harness.DriverNamespace).CreateToken(t.Context(), driver.Spec.ServiceAccountName,
 				&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: tc.bound}}, metav1.CreateOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
-			config := rest.AnonymousClientConfig(suite.config)
+			config := rest.AnonymousClientConfig(suite.RESTConfig)
 			config.BearerToken = token.Status.Token
 			client, err := kubernetes.NewForConfig(config)
 			if err != nil {
@@ -176,7 +167,7 @@ func TestDriverIsKeptToItsNode(t *testing.T) {
 			slice := &resourceapi.ResourceSlice{
 				ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-"},
 				Spec: resourceapi.ResourceSliceSpec{
-					Driver:   driverName,
+					Driver:   harness.DriverName,
 					Pool:     resourceapi.ResourcePool{Name: "e2e", Generation: 1, ResourceSliceCount: 1},
 					NodeName: tc.nodeName,
 				},
@@ -196,35 +187,4 @@ func TestDriverIsKeptToItsNode(t *testing.T) {
 			}
 		})
 	}
-}
-
-// event waits for an Event of that reason about the named object whose message has all the words, and returns it.
-func event(t *testing.T, namespace, reason, name string, words ...string) string {
-	t.Helper()
-	var message string
-	suite.eventually(t, "an Event "+reason, func(ctx context.Context) error {
-		events, err := suite.client.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{
-			FieldSelector: "involvedObject.name=" + name + ",reason=" + reason,
-		})
-		if err != nil {
-			return err
-		}
-		for _, e := range events.Items {
-			if e.Type == corev1.EventTypeWarning && containsAll(e.Message, words) {
-				message = e.Message
-				return nil
-			}
-		}
-		return fmt.Errorf("%d such events, none with %q", len(events.Items), words)
-	})
-	return message
-}
-
-func containsAll(s string, words []string) bool {
-	for _, w := range words {
-		if !strings.Contains(s, w) {
-			return false
-		}
-	}
-	return true
 }

@@ -1,15 +1,12 @@
 package e2e
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -18,22 +15,24 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/simgpu/simgpu/e2e/harness"
 )
 
 const llama = "meta-llama/Meta-Llama-3.1-8B-Instruct"
 
 // TestTwoLlamas applies the manifests of demo/two-llamas and looks at everything that the demo shows.
 func TestTwoLlamas(t *testing.T) {
-	ns := suite.namespace(t)
-	suite.kubectl(t, "-n", ns, "apply", "-f", "../demo/two-llamas/manifests")
-	suite.kubectl(t, "-n", ns, "rollout", "status", "deployment/llama", "--timeout", patience.String())
+	ns := suite.Namespace(t)
+	suite.Kubectl(t, "-n", ns, "apply", "-f", suite.Path("demo/two-llamas/manifests"))
+	suite.Kubectl(t, "-n", ns, "rollout", "status", "deployment/llama", "--timeout", harness.Patience.String())
 	pods := llamas(t, ns)
 	if len(pods) != 2 {
 		t.Fatalf("got %d pods, want 2", len(pods))
 	}
 
 	t.Run("two claims have the two slices", func(t *testing.T) {
-		claims, err := suite.client.ResourceV1().ResourceClaims(ns).List(t.Context(), metav1.ListOptions{})
+		claims, err := suite.Client.ResourceV1().ResourceClaims(ns).List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -41,8 +40,8 @@ func TestTwoLlamas(t *testing.T) {
 		for _, c := range claims.Items {
 			for _, r := range c.Status.Allocation.Devices.Results {
 				devices = append(devices, r.Device)
-				if r.Driver != driverName || r.Pool != suite.cluster.Node(1).Name() || r.Request != "mig-slice" {
-					t.Errorf("result %+v of claim %s: want driver %s, the node's pool, request mig-slice", r, c.Name, driverName)
+				if r.Driver != harness.DriverName || r.Pool != suite.Cluster.Node(1).Name() || r.Request != "mig-slice" {
+					t.Errorf("result %+v of claim %s: want driver %s, the node's pool, request mig-slice", r, c.Name, harness.DriverName)
 				}
 			}
 			for _, r := range c.Status.ReservedFor {
@@ -57,7 +56,7 @@ func TestTwoLlamas(t *testing.T) {
 		if want := []string{pods[0].Name, pods[1].Name}; !slices.Equal(holders, want) {
 			t.Errorf("claims are reserved for %v, want %v", holders, want)
 		}
-		for line := range strings.Lines(suite.kubectl(t, "-n", ns, "get", "resourceclaims", "--no-headers")) {
+		for line := range strings.Lines(suite.Kubectl(t, "-n", ns, "get", "resourceclaims", "--no-headers")) {
 			if !strings.Contains(line, "allocated,reserved") {
 				t.Errorf("kubectl get resourceclaims: %q does not say allocated,reserved", line)
 			}
@@ -67,11 +66,11 @@ func TestTwoLlamas(t *testing.T) {
 	t.Run("each pod sees its own slice", func(t *testing.T) {
 		var uuids []string
 		for _, p := range pods {
-			table := suite.exec(t, &p, "modelserver", "nvidia-smi")
+			table := suite.Exec(t, &p, "modelserver", "nvidia-smi")
 			if got := strings.Count(table, "15023MiB / 40448MiB"); got != 1 {
 				t.Errorf("nvidia-smi of %s shows %d slices of 15023MiB / 40448MiB, want 1:\n%s", p.Name, got, table)
 			}
-			list := suite.exec(t, &p, "modelserver", "nvidia-smi", "-L")
+			list := suite.Exec(t, &p, "modelserver", "nvidia-smi", "-L")
 			found := regexp.MustCompile(`(?m)^  MIG 3g\.40gb     Device  0: \(UUID: (MIG-[0-9a-f-]{36})\)$`).FindAllStringSubmatch(list, -1)
 			if len(found) != 1 || strings.Count(list, "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-") != 1 {
 				t.Fatalf("nvidia-smi -L of %s:\n%s", p.Name, list)
@@ -84,7 +83,7 @@ func TestTwoLlamas(t *testing.T) {
 	})
 
 	t.Run("the node sees both slices and their processes", func(t *testing.T) {
-		table := suite.onNode(t, "nvidia-smi")
+		table := suite.OnNode(t, "nvidia-smi")
 		if got := strings.Count(table, "15023MiB / 40448MiB"); got != 2 {
 			t.Errorf("%d slices of 15023MiB / 40448MiB, want 2:\n%s", got, table)
 		}
@@ -98,7 +97,7 @@ func TestTwoLlamas(t *testing.T) {
 		for _, p := range pods {
 			t.Run(p.Name, func(t *testing.T) {
 				t.Parallel()
-				url := portForward(t, &p, "8000")
+				url := suite.PortForward(t, &p, "8000")
 				header, content := complete(t, url)
 				if content == "" {
 					t.Error("the completion is empty")
@@ -111,7 +110,7 @@ func TestTwoLlamas(t *testing.T) {
 	})
 
 	t.Run("the Service answers", func(t *testing.T) {
-		out := suite.exec(t, &pods[0], "modelserver", "vllm", "chat",
+		out := suite.Exec(t, &pods[0], "modelserver", "vllm", "chat",
 			"--url", "http://llama:8000/v1", "--model-name", llama, "--quick", "What is NVIDIA MIG in one sentence?")
 		if strings.TrimSpace(out) == "" {
 			t.Error("the completion is empty")
@@ -120,7 +119,7 @@ func TestTwoLlamas(t *testing.T) {
 
 	t.Run("the slices are free once the pods are gone", func(t *testing.T) {
 		specs := func() []string {
-			files, err := filepath.Glob(filepath.Join(nodeRoot(t), "run/cdi/*claim_*"))
+			files, err := filepath.Glob(filepath.Join(suite.NodeRoot(t), "run/cdi/*claim_*"))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -129,14 +128,14 @@ func TestTwoLlamas(t *testing.T) {
 		if got := specs(); len(got) != 2 {
 			t.Errorf("CDI specs of the two claims: %v", got)
 		}
-		suite.kubectl(t, "-n", ns, "delete", "-f", "../demo/two-llamas/manifests", "--wait")
-		suite.eventually(t, "the CDI specs to be gone", func(context.Context) error {
+		suite.Kubectl(t, "-n", ns, "delete", "-f", suite.Path("demo/two-llamas/manifests"), "--wait")
+		suite.Eventually(t, "the CDI specs to be gone", func(context.Context) error {
 			if left := specs(); len(left) > 0 {
 				return fmt.Errorf("%v are there", left)
 			}
 			return nil
 		})
-		if table := suite.onNode(t, "nvidia-smi"); strings.Contains(table, "40448MiB") {
+		if table := suite.OnNode(t, "nvidia-smi"); strings.Contains(table, "40448MiB") {
 			t.Errorf("the node still shows a slice:\n%s", table)
 		}
 	})
@@ -145,40 +144,12 @@ func TestTwoLlamas(t *testing.T) {
 // llamas returns the running pods of the demo's Deployment, sorted by name.
 func llamas(t *testing.T, namespace string) []corev1.Pod {
 	t.Helper()
-	list, err := suite.client.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app=llama"})
+	list, err := suite.Client.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app=llama"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	slices.SortFunc(list.Items, func(a, b corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
 	return list.Items
-}
-
-// portForward forwards a free local port to the pod for the time of the test, and returns the base URL.
-func portForward(t *testing.T, p *corev1.Pod, port string) string {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), filepath.Join(suite.cluster.BinDir(), "kubectl"),
-		"-n", p.Namespace, "port-forward", "--address", "127.0.0.1", "pod/"+p.Name, ":"+port)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+suite.cluster.KubeconfigPath())
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	line, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		t.Fatalf("kubectl port-forward: %v", err)
-	}
-	found := regexp.MustCompile(`127\.0\.0\.1:(\d+)`).FindStringSubmatch(line)
-	if found == nil {
-		t.Fatalf("kubectl port-forward printed %q", line)
-	}
-	return "http://127.0.0.1:" + found[1]
 }
 
 // complete asks for a chat completion and returns the answer's header and text.
