@@ -1,0 +1,61 @@
+// Package podresources asks the kubelet which containers use which devices of claims, through its pod
+// resources API: a socket in <kubelet root>/pod-resources that belongs to root and needs no more than
+// reading. It keeps nothing. A kubelet that is away, or older than what it is asked, is an error of that
+// one question.
+package podresources
+
+import (
+	"context"
+	"fmt"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+// maxAnswer is more than a node full of pods needs.
+const maxAnswer = 16 << 20
+
+// Use is one device of a claim in one container.
+type Use struct {
+	Namespace, Pod, Container string
+	ClaimNamespace, ClaimName string
+	Driver, Pool, Device      string
+}
+
+// List asks the kubelet on a socket, an absolute path, for the devices of a DRA driver that containers
+// use. It returns each once, in the order of the kubelet.
+func List(ctx context.Context, socket, driver string) ([]Use, error) {
+	// A connection per question does not care about restarts of the kubelet.
+	conn, err := grpc.NewClient("unix://"+socket,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)))
+	if err != nil {
+		return nil, fmt.Errorf("pod resources of the kubelet: %w", err)
+	}
+	defer conn.Close()
+	answer, err := podresourcesapi.NewPodResourcesListerClient(conn).List(ctx, &podresourcesapi.ListPodResourcesRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("pod resources of the kubelet: %w", err)
+	}
+	var uses []Use
+	seen := map[Use]bool{}
+	for _, pod := range answer.GetPodResources() {
+		for _, container := range pod.GetContainers() {
+			for _, claim := range container.GetDynamicResources() {
+				for _, device := range claim.GetClaimResources() {
+					use := Use{
+						Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName(),
+						ClaimNamespace: claim.GetClaimNamespace(), ClaimName: claim.GetClaimName(),
+						Driver: device.GetDriverName(), Pool: device.GetPoolName(), Device: device.GetDeviceName(),
+					}
+					if use.Driver == driver && !seen[use] {
+						seen[use] = true
+						uses = append(uses, use)
+					}
+				}
+			}
+		}
+	}
+	return uses, nil
+}
