@@ -111,7 +111,7 @@ func (c *claims) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	}
 	unlock, err := c.locks.lock(ctx, claim.UID)
 	if err != nil {
-		return nil, fmt.Errorf("claim %s: wait for another operation on it: %w", klog.KObj(claim), err)
+		return nil, because(failedTimeout, fmt.Errorf("claim %s: wait for another operation on it: %w", klog.KObj(claim), err))
 	}
 	defer unlock()
 
@@ -135,7 +135,7 @@ func (c *claims) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	select {
 	case <-c.evaluated:
 	case <-ctx.Done():
-		return nil, fmt.Errorf("claim %s: wait for the node's inventory: %w", klog.KObj(claim), context.Cause(ctx))
+		return nil, because(failedTimeout, fmt.Errorf("claim %s: wait for the node's inventory: %w", klog.KObj(claim), context.Cause(ctx)))
 	}
 	record, err := c.reserve(claim, results)
 	if err != nil {
@@ -159,7 +159,7 @@ func (c *claims) unprepare(ctx context.Context, uid types.UID) error {
 	}
 	unlock, err := c.locks.lock(ctx, uid)
 	if err != nil {
-		return fmt.Errorf("claim of UID %s: wait for another operation on it: %w", uid, err)
+		return because(failedTimeout, fmt.Errorf("claim of UID %s: wait for another operation on it: %w", uid, err))
 	}
 	defer unlock()
 
@@ -207,7 +207,7 @@ func (c *claims) reserve(claim *resourceapi.ResourceClaim, results []resourceapi
 	for i, r := range results {
 		device, err := c.find(r)
 		if err != nil {
-			return checkpoint.Claim{}, fmt.Errorf("claim %s, request %s: %w", ref, r.Request, err)
+			return checkpoint.Claim{}, because(failedNotFound, fmt.Errorf("claim %s, request %s: %w", ref, r.Request, err))
 		}
 		devices[i] = device
 		record.Devices = append(record.Devices, checkpoint.Device{
@@ -217,11 +217,11 @@ func (c *claims) reserve(claim *resourceapi.ResourceClaim, results []resourceapi
 		})
 	}
 	if err := c.configure(claim, &record, devices); err != nil {
-		return checkpoint.Claim{}, err
+		return checkpoint.Claim{}, because(failedConfig, err)
 	}
 
 	if err := c.blocked(claim.UID); err != nil {
-		return checkpoint.Claim{}, fmt.Errorf("claim %s: %w", ref, err)
+		return checkpoint.Claim{}, because(failedUnsettled, fmt.Errorf("claim %s: %w", ref, err))
 	}
 	// What an unreadable checkpoint seemed to hold for this claim is replaced by what the claim says.
 	c.ledger.remove(claim.UID)
@@ -446,7 +446,7 @@ func (c *claims) hardwareOf(claim checkpoint.Claim, name string) (*hardware.Devi
 	if device := c.stock.device(name); device != nil {
 		return device, nil
 	}
-	return nil, fmt.Errorf("claim %s: device %s cannot be described any more: this release of the driver does not know it", claim.Key(), name)
+	return nil, because(failedNotFound, fmt.Errorf("claim %s: device %s cannot be described any more: this release of the driver does not know it", claim.Key(), name))
 }
 
 func (c *claims) openSockets(claim checkpoint.Claim) error {
@@ -549,16 +549,21 @@ func (c *claims) currentStock() *stock {
 	return c.stock
 }
 
-func (c *claims) preparedCount() int {
+// preparedCount returns how many claims are prepared and how many devices they have, each counted once.
+func (c *claims) preparedCount() (claims, devices int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	n := 0
+	names := map[string]bool{}
 	for _, claim := range c.known {
-		if claim.State == checkpoint.Prepared {
-			n++
+		if claim.State != checkpoint.Prepared {
+			continue
+		}
+		claims++
+		for _, device := range claim.Devices {
+			names[device.Device] = true
 		}
 	}
-	return n
+	return claims, len(names)
 }
 
 func (c *claims) isUnsettled(uid types.UID) bool {

@@ -49,14 +49,41 @@
 // # Metrics
 //
 //	simgpu_claims_prepared                   claims prepared on this node
+//	simgpu_devices_prepared                  devices that they have
 //	simgpu_claim_operation_duration_seconds  histogram by operation: prepare, unprepare
-//	simgpu_claim_operation_errors_total      by operation
+//	simgpu_claim_operation_errors_total      by operation and reason: conflict, not_found, config, unsettled, io,
+//	                                         api, fault, timeout, stopping, other
+//	simgpu_claim_conflicts_total             by outcome: refused; resolved, where the other claim was gone
+//	simgpu_orphans_removed_total             by kind: claim, cdi_spec, device_socket, device_metadata
+//	simgpu_published_slices                  ResourceSlices last seen in the API
 //	simgpu_published_devices                 devices last seen in the API
 //	simgpu_publish_errors_total              refused, failed or altered writes of slices
+//	simgpu_dropped_fields_total              slices stored without the fields of a feature, by feature
 //	simgpu_partitions_withdrawn              1 while the API server drops counters
 //	simgpu_inventory_valid                   1 while the inventory as it is now is in force
 //	simgpu_checkpoint_unreadable_total       checkpoints that a start could not read
 //	simgpu_checkpoint_unsettled              of those, claims not rebuilt yet
+//	simgpu_api_requests_total                by verb, resource and code; verb dryrun stores nothing
+//
+// All label values are known beforehand; none names a claim, a pod or a device. The metrics of the
+// simulated GPUs themselves are those of package dcgm, at an endpoint of their own.
+//
+// # Events
+//
+// On the Node:
+//
+//	InvalidInventory, InventoryApplied       the inventory was refused; one after that, or a change, is in force
+//	PartitionsWithdrawn, PartitionsPublished  the API server drops, or keeps again, what tells partitions apart
+//	FieldsDropped                            the API server dropped other fields of a slice
+//	PublishFailed                            slices could not be written; told once per cause
+//	CheckpointUnreadable, CheckpointRebuilt  a claim's checkpoint was set aside; it was rebuilt from the API
+//	ClaimReleased                            a prepared claim was gone from the API and was unprepared
+//	OrphansRemoved                           files of no claim were removed
+//
+// On the ResourceClaim:
+//
+//	PrepareFailed, UnprepareFailed           with the reason; the kubelet tries again
+//	DeviceConflict                           another claim, which still exists, has the device
 //
 // # Permissions
 //

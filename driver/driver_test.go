@@ -282,7 +282,7 @@ func TestClaimOverItsWholeLife(t *testing.T) {
 	_, page := d.get(t, "/metrics")
 	for _, series := range []string{
 		"simgpu_claims_prepared 2", `simgpu_claim_operation_duration_seconds_count{operation="prepare"} 2`,
-		`simgpu_claim_operation_errors_total{operation="unprepare"} 0`, "simgpu_published_devices 52", "process_resident_memory_bytes",
+		`simgpu_claim_operation_errors_total{operation="unprepare",reason="io"} 0`, "simgpu_published_devices 52", "simgpu_published_slices 3", "process_resident_memory_bytes",
 	} {
 		if !strings.Contains(page, series) {
 			t.Errorf("metrics lack %s", series)

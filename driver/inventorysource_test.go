@@ -73,7 +73,7 @@ type runningSource struct {
 func startSource(t *testing.T, file string) *runningSource {
 	t.Helper()
 	n := newTestNode(t)
-	s := &runningSource{events: newEvents(), metrics: newMetrics(func() int { return 0 }), labels: make(chan map[string]string)}
+	s := &runningSource{events: newEvents(), metrics: newMetrics(func() (int, int) { return 0, 0 }), labels: make(chan map[string]string)}
 	source := &inventorySource{
 		factory: factory{nodeName: nodeName, driverName: driverName, catalogue: n.catalogue},
 		file:    file, reporter: s.events.reporter(), metrics: s.metrics,

@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -142,13 +141,13 @@ func (m *metadataFiles) list() ([]string, error) {
 	return append(specs, folders...), nil
 }
 
-// removeOrphans removes what of the paths belongs to no claim.
-func (m *metadataFiles) removeOrphans(paths []string, now present) error {
+// orphans are those of the paths that belong to no claim.
+func (m *metadataFiles) orphans(paths []string, now present) []string {
 	folders := map[string]bool{}
 	for _, key := range now.known {
 		folders[shortName(key.Namespace+"_"+key.Name)] = true
 	}
-	var errs []error
+	var orphans []string
 	for _, path := range paths {
 		used := folders[filepath.Base(path)] || len(now.unsettled) > 0 // any folder may tell the name of such a claim
 		if spec, ok := strings.CutPrefix(filepath.Base(path), m.specPrefix()); ok && filepath.Dir(path) != m.dir {
@@ -156,8 +155,8 @@ func (m *metadataFiles) removeOrphans(paths []string, now present) error {
 			used = now.has(types.UID(uid))
 		}
 		if !used {
-			errs = append(errs, os.RemoveAll(path))
+			orphans = append(orphans, path)
 		}
 	}
-	return errors.Join(errs...)
+	return orphans
 }

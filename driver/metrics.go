@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -13,22 +14,45 @@ const (
 	opUnprepare = "unprepare"
 )
 
-// metrics are what the driver exports. All series exist from the start.
+// Kinds of what belongs to no claim, as label values.
+const (
+	orphanClaim    = "claim" // prepared, and gone from the API
+	orphanSpec     = "cdi_spec"
+	orphanSocket   = "device_socket"
+	orphanMetadata = "device_metadata"
+)
+
+// Outcomes of a conflict, as label values.
+const (
+	conflictRefused  = "refused"
+	conflictResolved = "resolved" // who had the device was gone from the API
+)
+
+// features whose fields an API server may drop from ResourceSlices, as label values; others count as one.
+const featureOther = "other"
+
+var knownFeatures = []string{featurePartitions, featureTaints, featureOther}
+
+// metrics are what the driver exports. All series exist from the start, and none comes later.
 type metrics struct {
 	registry *prometheus.Registry
 
 	duration             *prometheus.HistogramVec
 	errors               *prometheus.CounterVec
+	conflicts            *prometheus.CounterVec
+	orphansRemoved       *prometheus.CounterVec
+	publishedSlices      prometheus.Gauge
 	publishedDevices     prometheus.Gauge
 	publishErrors        prometheus.Counter
+	droppedFields        *prometheus.CounterVec
 	partitionsWithdrawn  prometheus.Gauge
 	inventoryValid       prometheus.Gauge
 	unreadableCheckpoint prometheus.Counter
 	unsettledCheckpoints prometheus.Gauge
 }
 
-// newMetrics makes the metrics; prepared returns how many claims are prepared.
-func newMetrics(prepared func() int) *metrics {
+// newMetrics makes the metrics; prepared returns how many claims are prepared, with how many devices.
+func newMetrics(prepared func() (claims, devices int)) *metrics {
 	m := &metrics{
 		registry: prometheus.NewRegistry(),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -39,7 +63,19 @@ func newMetrics(prepared func() int) *metrics {
 		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "simgpu_claim_operation_errors_total",
 			Help: "Prepares and unprepares of one claim that failed.",
-		}, []string{"operation"}),
+		}, []string{"operation", "reason"}),
+		conflicts: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "simgpu_claim_conflicts_total",
+			Help: "Claims whose devices another claim had. Resolved means that the other one had gone from the API.",
+		}, []string{"outcome"}),
+		orphansRemoved: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "simgpu_orphans_removed_total",
+			Help: "What belonged to no claim in the API any more and was removed.",
+		}, []string{"kind"}),
+		publishedSlices: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "simgpu_published_slices",
+			Help: "ResourceSlices of this node last seen in the API.",
+		}),
 		publishedDevices: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "simgpu_published_devices",
 			Help: "Devices of this node last seen in ResourceSlices in the API.",
@@ -48,6 +84,10 @@ func newMetrics(prepared func() int) *metrics {
 			Name: "simgpu_publish_errors_total",
 			Help: "Attempts to publish ResourceSlices that failed, or were not stored as sent.",
 		}),
+		droppedFields: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "simgpu_dropped_fields_total",
+			Help: "ResourceSlices that the API server stored without fields of a feature that is off.",
+		}, []string{"feature"}),
 		partitionsWithdrawn: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "simgpu_partitions_withdrawn",
 			Help: "1 while partitions are not published because the API server drops the counters that tell them apart.",
@@ -68,23 +108,63 @@ func newMetrics(prepared func() int) *metrics {
 	m.registry.MustRegister(
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		collectors.NewBuildInfoCollector(),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "simgpu_claims_prepared",
 			Help: "Claims that are prepared on this node.",
-		}, func() float64 { return float64(prepared()) }),
-		m.duration, m.errors, m.publishedDevices, m.publishErrors, m.partitionsWithdrawn,
+		}, func() float64 { claims, _ := prepared(); return float64(claims) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "simgpu_devices_prepared",
+			Help: "Devices that prepared claims have, each counted once.",
+		}, func() float64 { _, devices := prepared(); return float64(devices) }),
+		m.duration, m.errors, m.conflicts, m.orphansRemoved,
+		m.publishedSlices, m.publishedDevices, m.publishErrors, m.droppedFields, m.partitionsWithdrawn,
 		m.inventoryValid, m.unreadableCheckpoint, m.unsettledCheckpoints,
 	)
 	for _, operation := range []string{opPrepare, opUnprepare} {
 		m.duration.WithLabelValues(operation)
-		m.errors.WithLabelValues(operation)
+		for _, reason := range failureReasons {
+			m.errors.WithLabelValues(operation, string(reason))
+		}
+	}
+	for _, outcome := range []string{conflictRefused, conflictResolved} {
+		m.conflicts.WithLabelValues(outcome)
+	}
+	for _, kind := range []string{orphanClaim, orphanSpec, orphanSocket, orphanMetadata} {
+		m.orphansRemoved.WithLabelValues(kind)
+	}
+	for _, feature := range knownFeatures {
+		m.droppedFields.WithLabelValues(feature)
 	}
 	return m
 }
 
+// operation counts one that was done or failed.
 func (m *metrics) operation(operation string, start time.Time, err error) {
 	m.duration.WithLabelValues(operation).Observe(time.Since(start).Seconds())
 	if err != nil {
-		m.errors.WithLabelValues(operation).Inc()
+		m.refused(operation, 1, err)
+	}
+}
+
+// refused counts operations that failed, be it before they began.
+func (m *metrics) refused(operation string, claims int, err error) {
+	m.errors.WithLabelValues(operation, string(reasonOf(err))).Add(float64(claims))
+}
+
+func (m *metrics) conflict(resolved bool) {
+	outcome := conflictRefused
+	if resolved {
+		outcome = conflictResolved
+	}
+	m.conflicts.WithLabelValues(outcome).Inc()
+}
+
+func (m *metrics) fieldsDropped(features []string) {
+	for _, feature := range features {
+		if !slices.Contains(knownFeatures, feature) {
+			feature = featureOther
+		}
+		m.droppedFields.WithLabelValues(feature).Inc()
 	}
 }

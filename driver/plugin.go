@@ -38,6 +38,7 @@ var _ kubeletplugin.DRAPlugin = &plugin{}
 func (p *plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	done, err := p.begin()
 	if err != nil {
+		p.metrics.refused(opPrepare, len(claims), err)
 		return nil, err
 	}
 	defer done()
@@ -51,7 +52,11 @@ func (p *plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 		if err != nil {
 			// The kubelet has the last word on this, but says it about the pod only.
 			logger.Error(err, "Claim not prepared")
-			p.reporter.claim(claim, corev1.EventTypeWarning, reasonPrepareFailed, "%v", err)
+			reason := reasonPrepareFailed
+			if reasonOf(err) == failedConflict {
+				reason = reasonDeviceConflict
+			}
+			p.reporter.claim(claim, corev1.EventTypeWarning, reason, "%v", err)
 		} else {
 			logger.V(2).Info("Claim prepared", "devices", deviceList(devices), "duration", time.Since(start))
 		}
@@ -73,10 +78,12 @@ func (p *plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 		}
 		gone, checkErr := p.reconciler.releaseIfGone(ctx, h.claim.UID, h.claim.NamespacedName)
 		if checkErr != nil {
+			p.metrics.conflict(false)
 			return nil, errors.Join(err, fmt.Errorf("cannot tell whether claim %s still exists: %w", h.claim, checkErr))
 		}
 		anyGone = anyGone || gone
 	}
+	p.metrics.conflict(anyGone)
 	if !anyGone {
 		return nil, err
 	}
@@ -87,6 +94,7 @@ func (p *plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 func (p *plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
 	done, err := p.begin()
 	if err != nil {
+		p.metrics.refused(opUnprepare, len(claims), err)
 		return nil, err
 	}
 	defer done()
@@ -99,6 +107,7 @@ func (p *plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 		logger := klog.LoggerWithValues(klog.FromContext(ctx), "claim", claim.NamespacedName, "claimUID", claim.UID)
 		if err != nil {
 			logger.Error(err, "Claim not unprepared")
+			p.reporter.claimNamed(claim.NamespacedName, claim.UID, corev1.EventTypeWarning, reasonUnprepareFailed, "%v", err)
 		} else {
 			logger.V(2).Info("Claim unprepared", "duration", time.Since(start))
 		}

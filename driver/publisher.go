@@ -143,7 +143,7 @@ func (p *publisher) sync(ctx context.Context, thorough bool) error {
 	f := p.fleet()
 	if f.stock == nil {
 		// An empty set of pools makes the helper remove what an earlier driver has published.
-		p.setVisible(false, 0)
+		p.setVisible(false, 0, 0)
 		p.mu.Lock()
 		p.lastError = "the inventory has not been read yet"
 		if f.fault != nil {
@@ -205,7 +205,7 @@ func (p *publisher) hand(ctx context.Context, resources *resourceslice.DriverRes
 		p.of, p.with = f, api
 		return nil
 	}
-	p.setVisible(false, 0)
+	p.setVisible(false, 0, 0)
 	if err := p.publish(ctx, *resources); err != nil {
 		return err
 	}
@@ -295,10 +295,10 @@ func (p *publisher) see(ctx context.Context, resources resourceslice.DriverResou
 			for _, slice := range inAPI {
 				devices += len(slice.Spec.Devices)
 			}
-			p.setVisible(true, devices)
+			p.setVisible(true, len(inAPI), devices)
 			return nil
 		}
-		p.setVisible(false, 0)
+		p.setVisible(false, 0, 0)
 		if time.Now().After(deadline) {
 			return errors.New("the API server does not show them as they should be")
 		}
@@ -340,6 +340,7 @@ func (p *publisher) fieldsDropped(ctx context.Context, dropped *resourceslice.Dr
 	p.metrics.publishErrors.Inc()
 	klog.FromContext(ctx).Error(dropped, "The API server dropped fields of a ResourceSlice")
 	features := dropped.DisabledFeatures()
+	p.metrics.fieldsDropped(features)
 	if slices.Contains(features, featurePartitions) {
 		p.mu.Lock()
 		if p.version != nil {
@@ -378,7 +379,8 @@ func (p *publisher) limits() apiLimits {
 	return p.lacks
 }
 
-func (p *publisher) setVisible(visible bool, devices int) {
+func (p *publisher) setVisible(visible bool, slices, devices int) {
+	p.metrics.publishedSlices.Set(float64(slices))
 	p.metrics.publishedDevices.Set(float64(devices))
 	p.mu.Lock()
 	defer p.mu.Unlock()

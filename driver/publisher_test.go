@@ -149,7 +149,7 @@ func startPublishingEvery(t *testing.T, resync time.Duration, api *fakeAPI, f fl
 	plugin := &plugin{}
 	p.publisher = newPublisher(&publisher{
 		nodeName: nodeName, driverName: driverName, client: api, resync: resync,
-		reporter: p.events.reporter(), metrics: newMetrics(func() int { return 0 }),
+		reporter: p.events.reporter(), metrics: newMetrics(func() (int, int) { return 0, 0 }),
 		fleet: func() fleet {
 			p.mu.Lock()
 			defer p.mu.Unlock()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -94,7 +95,7 @@ func (r *reconciler) releaseIfGone(ctx context.Context, uid types.UID, key types
 	if err := r.claims.unprepare(ctx, uid); err != nil {
 		return false, err
 	}
-	klog.FromContext(ctx).Info("Released a claim that no longer exists", "claim", key, "claimUID", uid)
+	r.released(ctx, key, uid, "Released a claim that no longer exists")
 	return true, nil
 }
 
@@ -149,8 +150,15 @@ func (r *reconciler) settle(ctx context.Context, u checkpoint.Unreadable) error 
 	if err := r.claims.unprepare(ctx, u.UID); err != nil {
 		return err
 	}
-	logger.Info("Released a claim with an unreadable checkpoint that no longer exists", "claim", candidates[0], "claimUID", u.UID)
+	r.released(ctx, candidates[0], u.UID, "Released a claim with an unreadable checkpoint that no longer exists")
 	return nil
+}
+
+// released tells of a claim that was unprepared without anybody asking for it.
+func (r *reconciler) released(ctx context.Context, key types.NamespacedName, uid types.UID, what string) {
+	klog.FromContext(ctx).Info(what, "claim", key, "claimUID", uid)
+	r.metrics.orphansRemoved.WithLabelValues(orphanClaim).Inc()
+	r.reporter.node(corev1.EventTypeNormal, reasonClaimReleased, "%s: %s", what, claimRef{key, uid})
 }
 
 // removeOrphans removes CDI specs, device folders and device metadata that belong to no claim.
@@ -164,19 +172,36 @@ func (r *reconciler) removeOrphans() error {
 
 	// A claim has nothing on disk before it is known, so what is found to belong to none is nobody's for
 	// as long as no claim comes to be known.
+	removed := map[string]int{}
+	count := func(kind string, err error) {
+		if err == nil {
+			removed[kind]++
+		}
+		errs = append(errs, err)
+	}
 	r.claims.holdStill(func(now present) {
 		for _, uid := range specs {
 			if !now.has(types.UID(uid)) {
-				errs = append(errs, r.claims.specs.Remove(uid))
+				count(orphanSpec, r.claims.specs.Remove(uid))
 			}
 		}
 		for _, folder := range folders {
 			// Any folder may belong to a claim of unknown content.
 			if len(now.unsettled) == 0 && !now.socketFolders[folder] {
-				errs = append(errs, r.claims.sockets.Close(filepath.Join(r.claims.devDir, folder)))
+				count(orphanSocket, r.claims.sockets.Close(filepath.Join(r.claims.devDir, folder)))
 			}
 		}
-		errs = append(errs, r.metadata.removeOrphans(metadata, now))
+		for _, path := range r.metadata.orphans(metadata, now) {
+			count(orphanMetadata, os.RemoveAll(path))
+		}
 	})
+	if len(removed) > 0 {
+		for kind, n := range removed {
+			r.metrics.orphansRemoved.WithLabelValues(kind).Add(float64(n))
+		}
+		r.reporter.node(corev1.EventTypeNormal, reasonOrphansRemoved,
+			"Removed what belonged to no claim: %d CDI specs, %d device folders, %d files of device metadata",
+			removed[orphanSpec], removed[orphanSocket], removed[orphanMetadata])
+	}
 	return errors.Join(errs...)
 }

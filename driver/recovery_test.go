@@ -365,15 +365,8 @@ func TestBatchesSucceedAndFailClaimByClaim(t *testing.T) {
 	expectError(t, results[bad.UID].Err, "gpu-9")
 	expectError(t, results[overlapping.UID].Err, "team/overlapping", "team/good")
 	n.expectFiles("prepared", good)
-	var told []string
-	for _, e := range events.all() {
-		if strings.Contains(e, reasonPrepareFailed) {
-			told = append(told, e)
-		}
-	}
-	if len(told) != 2 {
-		t.Errorf("events %q", told)
-	}
+	events.expect(t, reasonPrepareFailed, "team/bad")
+	events.expect(t, reasonDeviceConflict, "team/overlapping", "team/good")
 
 	var objects []kubeletplugin.NamespacedObject
 	for _, claim := range []*resourceapi.ResourceClaim{good, bad} {

@@ -26,6 +26,10 @@ const (
 	reasonCheckpointUnreadable = "CheckpointUnreadable"
 	reasonCheckpointRebuilt    = "CheckpointRebuilt"
 	reasonPrepareFailed        = "PrepareFailed"
+	reasonDeviceConflict       = "DeviceConflict"
+	reasonUnprepareFailed      = "UnprepareFailed"
+	reasonClaimReleased        = "ClaimReleased"
+	reasonOrphansRemoved       = "OrphansRemoved"
 )
 
 // maxMessage leaves room for a remark within the 1024 bytes that the API allows for a note.
@@ -58,6 +62,12 @@ func (r *reporter) node(eventType, reason, format string, args ...any) {
 }
 
 func (r *reporter) claim(claim *resourceapi.ResourceClaim, eventType, reason, format string, args ...any) {
+	r.event(claim, eventType, reason, format, args...)
+}
+
+// claimNamed is claim for a claim of which no more than this is known.
+func (r *reporter) claimNamed(key types.NamespacedName, uid types.UID, eventType, reason, format string, args ...any) {
+	claim := &corev1.ObjectReference{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim", Namespace: key.Namespace, Name: key.Name, UID: uid}
 	r.event(claim, eventType, reason, format, args...)
 }
 
