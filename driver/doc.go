@@ -63,6 +63,7 @@
 //	simgpu_inventory_valid                   1 while the inventory as it is now is in force
 //	simgpu_checkpoint_unreadable_total       checkpoints that a start could not read
 //	simgpu_checkpoint_unsettled              of those, claims not rebuilt yet
+//	simgpu_pod_attribution_errors_total      scrapes of the GPUs' metrics without the pods, since the kubelet did not tell
 //	simgpu_api_requests_total                by verb, resource and code; verb dryrun stores nothing
 //
 // All label values are known beforehand; none names a claim, a pod or a device. The metrics of the

@@ -43,6 +43,7 @@ type Driver struct {
 	registered atomic.Bool
 	started    atomic.Bool
 	httpAddr   atomic.Pointer[string]
+	dcgmAddr   atomic.Pointer[string]
 	publisher  atomic.Pointer[publisher]
 }
 
@@ -88,6 +89,9 @@ func (d *Driver) Run(ctx context.Context) (err error) {
 		return err
 	}
 	metrics := newMetrics(claims.preparedCount)
+	if d.opts.APIRequests != nil {
+		metrics.registry.MustRegister(d.opts.APIRequests)
+	}
 	view := &nodeView{server: sockets, dir: d.paths.node, claims: claims}
 	publisher := newPublisher(&publisher{
 		nodeName: d.opts.NodeName, driverName: d.opts.DriverName, client: d.opts.KubeClient,
@@ -112,6 +116,11 @@ func (d *Driver) Run(ctx context.Context) (err error) {
 	defer http.stop()
 	addr := http.addr()
 	d.httpAddr.Store(&addr)
+	dcgm, err := d.startDCGM(running, sockets, claims, metrics, plugin.fatal)
+	if err != nil {
+		return err
+	}
+	defer dcgm.stop()
 
 	if err := d.restore(running, claims, reporter, metrics); err != nil {
 		return err

@@ -21,26 +21,35 @@ type httpServer struct {
 
 // startHTTP listens on the endpoint, nothing if it is "". Failures after that go to fatal.
 func startHTTP(endpoint string, registry *prometheus.Registry, healthy, ready func() error, fatal func(error)) (*httpServer, error) {
+	mux := metricsPage(registry)
+	mux.HandleFunc("GET /healthz", probe(healthy))
+	mux.HandleFunc("GET /readyz", probe(ready))
+	return serveHTTP("HTTP endpoint", endpoint, mux, fatal)
+}
+
+func metricsPage(registry *prometheus.Registry) *http.ServeMux {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	return mux
+}
+
+func serveHTTP(what, endpoint string, handler http.Handler, fatal func(error)) (*httpServer, error) {
 	if endpoint == "" {
 		return nil, nil
 	}
 	listener, err := net.Listen("tcp", endpoint)
 	if err != nil {
-		return nil, fmt.Errorf("HTTP endpoint: %w", err)
+		return nil, fmt.Errorf("%s: %w", what, err)
 	}
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	mux.HandleFunc("GET /healthz", probe(healthy))
-	mux.HandleFunc("GET /readyz", probe(ready))
 	s := &httpServer{
-		server:   &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second},
+		server:   &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second},
 		listener: listener,
 		done:     make(chan struct{}),
 	}
 	go func() {
 		defer close(s.done)
 		if err := s.server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			fatal(fmt.Errorf("HTTP endpoint: %w", err))
+			fatal(fmt.Errorf("%s: %w", what, err))
 		}
 	}()
 	return s, nil

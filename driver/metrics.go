@@ -49,6 +49,7 @@ type metrics struct {
 	inventoryValid       prometheus.Gauge
 	unreadableCheckpoint prometheus.Counter
 	unsettledCheckpoints prometheus.Gauge
+	attributionErrors    prometheus.Counter
 }
 
 // newMetrics makes the metrics; prepared returns how many claims are prepared, with how many devices.
@@ -104,6 +105,10 @@ func newMetrics(prepared func() (claims, devices int)) *metrics {
 			Name: "simgpu_checkpoint_unsettled",
 			Help: "Claims whose checkpoint could not be read and has not been rebuilt yet; their devices are not given out.",
 		}),
+		attributionErrors: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "simgpu_pod_attribution_errors_total",
+			Help: "Scrapes of the GPUs' metrics in which the kubelet did not tell which pods use them.",
+		}),
 	}
 	m.registry.MustRegister(
 		collectors.NewGoCollector(),
@@ -119,7 +124,7 @@ func newMetrics(prepared func() (claims, devices int)) *metrics {
 		}, func() float64 { _, devices := prepared(); return float64(devices) }),
 		m.duration, m.errors, m.conflicts, m.orphansRemoved,
 		m.publishedSlices, m.publishedDevices, m.publishErrors, m.droppedFields, m.partitionsWithdrawn,
-		m.inventoryValid, m.unreadableCheckpoint, m.unsettledCheckpoints,
+		m.inventoryValid, m.unreadableCheckpoint, m.unsettledCheckpoints, m.attributionErrors,
 	)
 	for _, operation := range []string{opPrepare, opUnprepare} {
 		m.duration.WithLabelValues(operation)

@@ -33,6 +33,12 @@ type Options struct {
 	Tools []string
 	// HTTPEndpoint serves /metrics, /healthz and /readyz; "" serves nothing, port 0 is any free port.
 	HTTPEndpoint string
+	// DCGMEndpoint serves the metrics of the GPUs as dcgm-exporter does, at /metrics; "" serves nothing.
+	DCGMEndpoint string
+	// PodResourcesSocket is the kubelet's socket that tells which pods use the GPUs; "" leaves that out.
+	PodResourcesSocket string
+	// APIRequests are exported with the metrics, if set. The caller has them count what KubeClient does.
+	APIRequests *APIRequests
 	// ForceBesideRealGPU starts the driver on a node where a driver of real GPUs is installed.
 	ForceBesideRealGPU bool
 	// Resync is how often claims, orphans and published slices are compared with the API.

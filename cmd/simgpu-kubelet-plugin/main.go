@@ -67,6 +67,8 @@ func (c *config) addFlags(flags *pflag.FlagSet, getenv func(string) string) {
 	flags.StringVar(&o.CDIDir, "cdi-dir", o.CDIDir, "folder in which the container runtime looks for CDI specs")
 	flags.StringVar(&o.ToolsDir, "tools-dir", toolsDir(), "folder with the programs that containers get: nvidia-smi and simgpu-run")
 	flags.StringVar(&o.HTTPEndpoint, "http-endpoint", o.HTTPEndpoint, "address of /metrics, /healthz and /readyz; empty: none")
+	flags.StringVar(&o.DCGMEndpoint, "dcgm-endpoint", o.DCGMEndpoint, "address of the GPUs' own /metrics, as dcgm-exporter names them; empty: none")
+	flags.StringVar(&o.PodResourcesSocket, "pod-resources-socket", o.PodResourcesSocket, "socket of the kubelet that tells --dcgm-endpoint which pods use the GPUs; empty: that stays unknown")
 	flags.StringVar(&c.kubeconfig, "kubeconfig", "", "kubeconfig file (default: the service account of the pod)")
 	flags.BoolVar(&o.ForceBesideRealGPU, "force-beside-real-gpu", false, "start even where a driver of real GPUs is installed")
 	logsapi.AddFlags(c.logging, flags)
@@ -86,7 +88,8 @@ func runDriver(ctx context.Context, c config) error {
 		return err
 	}
 	ctx = klog.NewContext(ctx, klog.Background())
-	client, err := newClient(c.kubeconfig)
+	c.driver.APIRequests = driver.NewAPIRequests()
+	client, err := newClient(c.kubeconfig, c.driver.APIRequests)
 	if err != nil {
 		return err
 	}
@@ -101,7 +104,7 @@ func runDriver(ctx context.Context, c config) error {
 	return d.Run(ctx)
 }
 
-func newClient(kubeconfig string) (kubernetes.Interface, error) {
+func newClient(kubeconfig string, requests *driver.APIRequests) (kubernetes.Interface, error) {
 	find := rest.InClusterConfig
 	if kubeconfig != "" {
 		find = func() (*rest.Config, error) { return clientcmd.BuildConfigFromFlags("", kubeconfig) }
@@ -115,6 +118,7 @@ func newClient(kubeconfig string) (kubernetes.Interface, error) {
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	rest.AddUserAgent(config, "simgpu-kubelet-plugin")
+	config.Wrap(requests.Wrap)
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("find the API server: %w", err)

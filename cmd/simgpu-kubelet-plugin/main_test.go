@@ -86,7 +86,7 @@ func TestMistakesAreErrors(t *testing.T) {
 
 func TestOutsideAClusterAKubeconfigIsNeeded(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
-	if _, err := newClient(""); !errors.Is(err, rest.ErrNotInCluster) {
+	if _, err := newClient("", driver.NewAPIRequests()); !errors.Is(err, rest.ErrNotInCluster) {
 		t.Errorf("got %v, want that this is not inside a cluster", err)
 	}
 }

@@ -68,6 +68,11 @@ func snapshots() map[string]deviceapi.Snapshot {
 	partitioned.Partitions = []deviceapi.PartitionStatus{slice3g(1, 15023, 60), slice3g(2, 15023, 0)}
 	empty := h100(0)
 	empty.MIGMode = deviceapi.MIGEnabled
+	broken, lost := h100(0), h100(1)
+	broken.MIGMode, broken.Health.XID = deviceapi.MIGEnabled, 48
+	broken.Partitions = []deviceapi.PartitionStatus{slice3g(1, 0, 0), slice3g(2, 0, 0)}
+	broken.Partitions[1].Health.XID = 63
+	lost.Health = deviceapi.Health{Lost: true, XID: 79}
 	old := h100(0)
 	old.ProductName, old.ComputeCapability, old.PowerLimitWatts, old.MIGMode = "Tesla T4", "7.5", 0, deviceapi.MIGUnsupported
 	return map[string]deviceapi.Snapshot{
@@ -76,6 +81,7 @@ func snapshots() map[string]deviceapi.Snapshot {
 		"MIG mode without a partition":      {GPUs: []deviceapi.GPUStatus{empty}},
 		"no power limit, no row remapping":  {GPUs: []deviceapi.GPUStatus{old}},
 		"a node whose inventory is refused": {},
+		"XIDs and a lost GPU":               {GPUs: []deviceapi.GPUStatus{broken, lost}},
 	}
 }
 

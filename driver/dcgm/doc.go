@@ -17,7 +17,7 @@
 //	DCGM_FI_DEV_MEM_COPY_UTIL                half of it
 //	DCGM_FI_DEV_ENC_UTIL, _DEC_UTIL          0
 //	DCGM_FI_DEV_GPU_TEMP, _POWER_USAGE       package sensors
-//	DCGM_FI_DEV_XID_ERRORS                   0
+//	DCGM_FI_DEV_XID_ERRORS                   the last XID that was injected, of the partition or else of its GPU
 //	DCGM_FI_DEV_PCIE_REPLAY_COUNTER          0
 //	DCGM_FI_DEV_VGPU_LICENSE_STATUS          0
 //	DCGM_FI_DEV_*_REMAPPED_ROWS, _ROW_REMAP_FAILURE   0, from compute capability 8.0 on
@@ -26,7 +26,8 @@
 //
 // The *_UTIL metrics do not exist for GPUs in MIG mode, as on real hardware. Clocks, memory temperature,
 // energy, NVLink, tensor pipe and PCIe traffic are absent: nothing in the simulation says what they
-// would be. So is the power draw of a model without a sourced power limit.
+// would be. So is the power draw of a model without a sourced power limit, and of a GPU that is lost
+// everything but its XID.
 //
 // Everything is computed when it is asked for; nothing is sampled.
 package dcgm

@@ -145,7 +145,7 @@ func (e *Exporter) send(metrics chan<- prometheus.Metric, r row, labels promethe
 	}
 	for _, f := range e.fields {
 		value, known := f.value(r)
-		if !known {
+		if !known || r.gpu.Health.Lost && f.name != xidErrors {
 			continue
 		}
 		metric, err := prometheus.NewConstMetric(prometheus.NewDesc(f.name, f.help, names, nil), f.kind, value, values...)

@@ -17,6 +17,9 @@ type row struct {
 	partition *deviceapi.PartitionStatus // nil: the whole GPU
 }
 
+// xidErrors is the only field that a GPU has a value for after it was lost.
+const xidErrors = "DCGM_FI_DEV_XID_ERRORS"
+
 // field is a metric. Its value may be unknown for a row.
 type field struct {
 	name, help string
@@ -40,7 +43,9 @@ func fields() []field {
 		{"DCGM_FI_DEV_MEM_COPY_UTIL", "Memory utilization (in %).", gauge, utilization(sensors.MemoryTraffic)},
 		{"DCGM_FI_DEV_ENC_UTIL", "Encoder utilization (in %).", gauge, utilization(func(int) int { return 0 })},
 		{"DCGM_FI_DEV_DEC_UTIL", "Decoder utilization (in %).", gauge, utilization(func(int) int { return 0 })},
-		{"DCGM_FI_DEV_XID_ERRORS", "Value of the last XID error encountered.", gauge, none},
+		{xidErrors, "Value of the last XID error encountered.", gauge, func(r row) (float64, bool) {
+			return float64(r.xid()), true
+		}},
 		{"DCGM_FI_DEV_FB_FREE", "Framebuffer memory free (in MiB).", gauge, func(r row) (float64, bool) {
 			total, used := r.memory()
 			return mebibytes(max(total-used, 0)), true
@@ -78,6 +83,14 @@ func utilization(of func(load int) int) func(row) (float64, bool) {
 		load, known := sensors.Load(r.gpu)
 		return float64(of(load)), known
 	}
+}
+
+// xid is the partition's own, or else that of its GPU.
+func (r row) xid() int {
+	if r.partition != nil && r.partition.Health.XID != 0 {
+		return r.partition.Health.XID
+	}
+	return r.gpu.Health.XID
 }
 
 // load of the GPU or the partition in percent.
