@@ -72,7 +72,7 @@ func TestKubernetesVersions(t *testing.T) {
 	}
 }
 
-// The driver may be no more than a reader and writer of three folders. Pod security's own checks say what it needs beyond
+// The driver may be no more than a reader and writer of three folders, and a reader of a fourth. Pod security's own checks say what it needs beyond
 // each level: the folders, and root, who owns them.
 func TestPodIsNotPrivileged(t *testing.T) {
 	pod := daemonSet(t, render(t, "")).Spec.Template
@@ -110,25 +110,28 @@ func TestPodIsNotPrivileged(t *testing.T) {
 
 func TestHostFolders(t *testing.T) {
 	for name, test := range map[string]struct {
-		values                 string
-		plugin, registrar, cdi string
+		values                       string
+		plugin, registrar, cdi, pods string
 	}{
 		"default": {
 			plugin:    "/var/lib/kubelet/plugins/gpu.nvidia.com",
 			registrar: "/var/lib/kubelet/plugins_registry",
 			cdi:       "/var/run/cdi",
+			pods:      "/var/lib/kubelet/pod-resources",
 		},
 		"another kubelet": {
 			values:    "{kubeletRoot: /var/snap/microk8s/common/var/lib/kubelet, cdiDir: /etc/cdi}",
 			plugin:    "/var/snap/microk8s/common/var/lib/kubelet/plugins/gpu.nvidia.com",
 			registrar: "/var/snap/microk8s/common/var/lib/kubelet/plugins_registry",
 			cdi:       "/etc/cdi",
+			pods:      "/var/snap/microk8s/common/var/lib/kubelet/pod-resources",
 		},
 		"another driver name": {
 			values:    "driverName: gpu.simgpu.example",
 			plugin:    "/var/lib/kubelet/plugins/gpu.simgpu.example",
 			registrar: "/var/lib/kubelet/plugins_registry",
 			cdi:       "/var/run/cdi",
+			pods:      "/var/lib/kubelet/pod-resources",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -151,6 +154,7 @@ func TestHostFolders(t *testing.T) {
 				test.plugin:    corev1.HostPathDirectoryOrCreate,
 				test.registrar: corev1.HostPathDirectory,
 				test.cdi:       corev1.HostPathDirectoryOrCreate,
+				test.pods:      corev1.HostPathDirectoryOrCreate,
 			}
 			if !maps.Equal(got, want) {
 				t.Errorf("host folders:\ngot  %v\nwant %v", got, want)
@@ -160,6 +164,7 @@ func TestHostFolders(t *testing.T) {
 				"--kubelet-plugins-dir=" + root + "/plugins",
 				"--kubelet-registrar-dir=" + test.registrar,
 				"--cdi-dir=" + test.cdi,
+				"--pod-resources-socket=" + test.pods + "/kubelet.sock",
 			} {
 				if !slices.Contains(container.Args, arg) {
 					t.Errorf("%s is missing in %v", arg, container.Args)
@@ -181,6 +186,8 @@ func TestArguments(t *testing.T) {
 		"--kubelet-registrar-dir=/var/lib/kubelet/plugins_registry",
 		"--cdi-dir=/var/run/cdi",
 		"--http-endpoint=:8080",
+		"--dcgm-endpoint=:9400",
+		"--pod-resources-socket=/var/lib/kubelet/pod-resources/kubelet.sock",
 		"--force-beside-real-gpu=false",
 		"--logging-format=text",
 		"--v=2",
@@ -209,7 +216,7 @@ func TestDriverKnowsTheArguments(t *testing.T) {
 
 func TestProbesUseTheNamedPort(t *testing.T) {
 	container := onlyContainer(t, daemonSet(t, render(t, "http: {port: 9091}")).Spec.Template.Spec)
-	if len(container.Ports) != 1 || container.Ports[0].Name != "http" || container.Ports[0].ContainerPort != 9091 {
+	if len(container.Ports) != 2 || container.Ports[0].Name != "http" || container.Ports[0].ContainerPort != 9091 {
 		t.Fatalf("ports %v", container.Ports)
 	}
 	if !slices.Contains(container.Args, "--http-endpoint=:9091") {
@@ -538,6 +545,36 @@ var optionCases = map[string]struct {
 	"http.port": {"http: {port: 9999}", func(t *testing.T, r objects) any {
 		return container(t, r).Ports[0].ContainerPort
 	}, int32(9999)},
+	"dcgm.enabled": {"dcgm: {enabled: false}", func(t *testing.T, r objects) any {
+		return len(container(t, r).Ports)
+	}, 1},
+	"dcgm.port": {"dcgm: {port: 9999}", func(t *testing.T, r objects) any {
+		return container(t, r).Ports[1].ContainerPort
+	}, int32(9999)},
+	"dcgm.podAttribution": {"dcgm: {podAttribution: false}", func(t *testing.T, r objects) any {
+		return strings.Contains(strings.Join(container(t, r).Args, " "), "--pod-resources-socket")
+	}, false},
+	"serviceMonitor.enabled": {"serviceMonitor: {enabled: true}", func(t *testing.T, r objects) any {
+		return r["ServiceMonitor/simgpu-kubelet-plugin"] != nil
+	}, true},
+	"serviceMonitor.labels": {"serviceMonitor: {enabled: true, labels: {release: prometheus}}", func(t *testing.T, r objects) any {
+		return get[*unstructured.Unstructured](t, r, "simgpu-kubelet-plugin").GetLabels()["release"]
+	}, "prometheus"},
+	"serviceMonitor.interval": {"serviceMonitor: {enabled: true, interval: 15s}", func(t *testing.T, r objects) any {
+		return endpoints(t, r)[1]["interval"]
+	}, "15s"},
+	"serviceMonitor.honorLabels": {"serviceMonitor: {enabled: true, honorLabels: true}", func(t *testing.T, r objects) any {
+		return endpoints(t, r)[1]["honorLabels"]
+	}, true},
+	"grafanaDashboard.enabled": {"grafanaDashboard: {enabled: true}", func(t *testing.T, r objects) any {
+		return r["ConfigMap/simgpu-dashboard"] != nil
+	}, true},
+	"grafanaDashboard.labels": {"grafanaDashboard: {enabled: true, labels: {team: ml}}", func(t *testing.T, r objects) any {
+		return get[*corev1.ConfigMap](t, r, "simgpu-dashboard").Labels["team"]
+	}, "ml"},
+	"grafanaDashboard.annotations": {"grafanaDashboard: {enabled: true, annotations: {grafana_folder: GPUs}}", func(t *testing.T, r objects) any {
+		return get[*corev1.ConfigMap](t, r, "simgpu-dashboard").Annotations["grafana_folder"]
+	}, "GPUs"},
 	"updateStrategy.maxUnavailable": {"updateStrategy: {maxUnavailable: 10%}", func(t *testing.T, r objects) any {
 		return daemonSet(t, r).Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.String()
 	}, "10%"},
@@ -576,7 +613,7 @@ func TestEveryOptionHasAnEffect(t *testing.T) {
 	}
 	for key, test := range optionCases {
 		t.Run(key, func(t *testing.T) {
-			if got := test.seen(t, render(t, test.values)); !reflect.DeepEqual(got, test.want) {
+			if got := test.seen(t, renderIn(t, namespace, test.values, prometheusOperator)); !reflect.DeepEqual(got, test.want) {
 				t.Errorf("with %s: got %v, want %v", test.values, got, test.want)
 			}
 		})
@@ -609,6 +646,9 @@ func TestBadValuesAreRefused(t *testing.T) {
 		"unknown MIG mode":            {"inventory: {rules: [{gpus: [{model: h100-sxm5-80gb, migMode: always}]}]}", []string{"/inventory/rules/0/gpus/0/migMode", "'dynamic'"}},
 		"unknown GPU field":           {"inventory: {rules: [{gpus: [{model: h100-sxm5-80gb, memory: 80}]}]}", []string{"/inventory/rules/0/gpus/0", "additional properties 'memory' not allowed"}},
 		"privileged port":             {"http: {port: 80}", []string{"/http/port", "want 1,024"}},
+		"no interval":                 {"serviceMonitor: {interval: 30}", []string{"/serviceMonitor/interval", "want string"}},
+		"two endpoints on one port":   {"http: {port: 9400}", []string{"dcgm.port and http.port are both 9400", "another port"}},
+		"no Prometheus Operator":      {"serviceMonitor: {enabled: true}", []string{"does not serve " + prometheusOperator, "--api-versions"}},
 		"verbosity is a word":         {"logVerbosity: debug", []string{"/logVerbosity", "want integer"}},
 		"unknown log format":          {"logFormat: xml", []string{"/logFormat", "'json'"}},
 		"no pod may be updated":       {"updateStrategy: {maxUnavailable: 0}", []string{"/updateStrategy/maxUnavailable"}},

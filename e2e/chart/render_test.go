@@ -52,10 +52,12 @@ func templates(t *testing.T, values string) (map[string]string, error) {
 	return templatesIn(t, namespace, values)
 }
 
-func templatesIn(t *testing.T, namespace, values string) (map[string]string, error) {
+func templatesIn(t *testing.T, namespace, values string, served ...string) (map[string]string, error) {
 	t.Helper()
 	chart := loadChart(t)
-	rendered, err := util.ToRenderValues(chart, parse(t, values), options(namespace), nil)
+	cluster := common.DefaultCapabilities.Copy()
+	cluster.APIVersions = append(cluster.APIVersions, served...)
+	rendered, err := util.ToRenderValues(chart, parse(t, values), options(namespace), cluster)
 	if err != nil {
 		return nil, err
 	}
@@ -92,9 +94,10 @@ func render(t *testing.T, values string) objects {
 	return renderIn(t, namespace, values)
 }
 
-func renderIn(t *testing.T, namespace, values string) objects {
+// renderIn is render in another namespace, in a cluster that serves these APIs as well.
+func renderIn(t *testing.T, namespace, values string, served ...string) objects {
 	t.Helper()
-	files, err := templatesIn(t, namespace, values)
+	files, err := templatesIn(t, namespace, values, served...)
 	if err != nil {
 		t.Fatalf("render with %q: %v", values, err)
 	}

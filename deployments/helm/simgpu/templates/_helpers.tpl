@@ -41,6 +41,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{ .Values.kubeletRoot }}/plugins/{{ .Values.driverName }}
 {{- end -}}
 
+{{/* Where the kubelet tells which pods use which devices. */}}
+{{- define "simgpu.podResourcesDir" -}}
+{{ .Values.kubeletRoot }}/pod-resources
+{{- end -}}
+
 {{/* The vendor's domain, which the class of the partitions and the extended resource are named after. */}}
 {{- define "simgpu.domain" -}}
 {{ trimPrefix "gpu." .Values.driverName }}

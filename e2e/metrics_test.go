@@ -1,0 +1,63 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/simgpu/simgpu/e2e/harness"
+)
+
+// scrape reads a page of metrics of the driver's pod, through the API server.
+func scrape(ctx context.Context, t *testing.T, port int) (string, error) {
+	t.Helper()
+	path := fmt.Sprintf("/api/v1/namespaces/simgpu/pods/%s:%d/proxy/metrics", suite.DriverPod(t).Name, port)
+	page, err := suite.Client.CoreV1().RESTClient().Get().AbsPath(path).DoRaw(ctx)
+	return string(page), err
+}
+
+// TestMetricsNameThePod has a pod hold memory of a partition: the metrics of the GPU say how much, and which pod it is.
+// The driver, root without capabilities, learns that from the kubelet.
+func TestMetricsNameThePod(t *testing.T) {
+	ns := suite.Namespace(t)
+	suite.CreateClaim(t, ns, harness.Claim("slice", harness.Partition("slice", "3g.40gb")))
+	server := harness.Pod("server", []harness.Use{{Claim: "slice"}})
+	server.Spec.Containers[0].Command = []string{"simgpu-run", "--memory", "15023MiB", "--utilization", "60", "--", "sleep", "infinity"}
+	suite.Running(t, suite.CreatePod(t, ns, server))
+
+	suite.Eventually(t, "the memory to show", func(ctx context.Context) error {
+		page, err := scrape(ctx, t, 9400)
+		if err != nil {
+			return err
+		}
+		for line := range strings.Lines(page) {
+			if !strings.HasPrefix(line, "DCGM_FI_DEV_FB_USED{") || !strings.HasSuffix(line, " 15023\n") {
+				continue
+			}
+			for _, label := range []string{
+				`pod="server"`, `namespace="` + ns + `"`, `container="c0"`, `GPU_I_PROFILE="3g.40gb"`, `dra_claim_name="slice"`,
+				`dra_driver_name="gpu.nvidia.com"`, `modelName="NVIDIA H100 80GB HBM3"`,
+			} {
+				if !strings.Contains(line, label) {
+					return fmt.Errorf("%s is missing in %s", label, line)
+				}
+			}
+			if !strings.Contains(page, "\nDCGM_FI_PROF_GR_ENGINE_ACTIVE{") || strings.Contains(page, "\nDCGM_FI_DEV_GPU_UTIL{") {
+				return fmt.Errorf("a GPU in MIG mode has a utilization, or its partition has no activity:\n%s", page)
+			}
+			return nil
+		}
+		return fmt.Errorf("nothing has 15023 MiB in use:\n%s", page)
+	})
+
+	page, err := scrape(t.Context(), t, 8080)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, series := range []string{"simgpu_claims_prepared 1", "simgpu_devices_prepared 1", "simgpu_partitions_withdrawn 0", `simgpu_api_requests_total{code="200",resource="resourceclaims",verb="get"}`} {
+		if !strings.Contains(page, "\n"+series) {
+			t.Errorf("the driver's metrics lack %s", series)
+		}
+	}
+}
