@@ -86,10 +86,14 @@ func Resources(n *hardware.Node, layout Layout) (resourceslice.DriverResources, 
 	if err != nil {
 		return resourceslice.DriverResources{}, fmt.Errorf("node %s cannot be published: %w", n.Name, err)
 	}
+	return inPool(n, pool), nil
+}
+
+func inPool(n *hardware.Node, pool []resourceslice.Slice) resourceslice.DriverResources {
 	if len(pool) == 0 {
 		pool = []resourceslice.Slice{{}}
 	}
-	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{n.Name: {Slices: pool}}}, nil
+	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{n.Name: {Slices: pool}}}
 }
 
 func combined(n *hardware.Node) ([]resourceslice.Slice, error) {
@@ -122,8 +126,19 @@ func combined(n *hardware.Node) ([]resourceslice.Slice, error) {
 }
 
 func split(n *hardware.Node) ([]resourceslice.Slice, error) {
+	pool, err := counterSets(n)
+	if err != nil {
+		return nil, err
+	}
+	for _, gpu := range n.GPUs {
+		pool = append(pool, inChunks(published(gpu))...)
+	}
+	return pool, nil
+}
+
+// counterSets returns the slices that have the counter sets alone.
+func counterSets(n *hardware.Node) ([]resourceslice.Slice, error) {
 	var sets []resourceapi.CounterSet
-	var devices []resourceslice.Slice
 	for _, gpu := range n.GPUs {
 		if err := checkGPU(gpu); err != nil {
 			return nil, err
@@ -131,13 +146,12 @@ func split(n *hardware.Node) ([]resourceslice.Slice, error) {
 		if gpu.CounterSet != nil {
 			sets = append(sets, *gpu.CounterSet.DeepCopy())
 		}
-		devices = append(devices, inChunks(published(gpu))...)
 	}
 	var pool []resourceslice.Slice
 	for chunk := range slices.Chunk(sets, resourceapi.ResourceSliceMaxCounterSets) {
 		pool = append(pool, resourceslice.Slice{SharedCounters: chunk})
 	}
-	return append(pool, devices...), nil
+	return pool, nil
 }
 
 func published(gpu *hardware.GPU) []resourceapi.Device {
