@@ -39,6 +39,14 @@
 // claim. An inventory with a fault changes nothing. If there is no good one yet, nothing is published,
 // and the driver stays up to unprepare claims.
 //
+// # Status of claims
+//
+// Once a claim is prepared its status.devices has an entry for each device of the driver, with the condition
+// Ready and, as data, uuid, memory, and parentUUID and profile of a partition; once it is unprepared it has
+// none. This is written in the background with server-side apply, so that entries of other drivers stay as
+// they are. A write that fails fails no prepare: it is tried again a few times, and later by the rounds that
+// compare claims with the API. Where the API says what it should there is no write.
+//
 // # Publishing
 //
 // The layout follows the version of the API server. Before partitions are published the driver asks
@@ -64,6 +72,7 @@
 //	simgpu_checkpoint_unreadable_total       checkpoints that a start could not read
 //	simgpu_checkpoint_unsettled              of those, claims not rebuilt yet
 //	simgpu_pod_attribution_errors_total      scrapes of the GPUs' metrics without the pods, since the kubelet did not tell
+//	simgpu_device_status_errors_total        claims whose status was given up after several attempts to write it
 //	simgpu_api_requests_total                by verb, resource and code; verb dryrun stores nothing
 //
 // All label values are known beforehand; none names a claim, a pod or a device. The metrics of the
@@ -89,6 +98,8 @@
 // # Permissions
 //
 //	resource.k8s.io resourceclaims  get
+//	resource.k8s.io resourceclaims/status  patch
+//	resource.k8s.io resourceclaims/driver  associated-node:patch, for the driver's name (Kubernetes 1.36 and later)
 //	resource.k8s.io resourceslices  get, list, watch, create, update, patch, delete
 //	nodes                           get, list, watch (always with the name of the own node)
 //	events                          create, patch (in the namespaces of claims, and in "default" for the node)

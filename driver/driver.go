@@ -106,8 +106,12 @@ func (d *Driver) Run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	reconciler := &reconciler{claims: claims, metadata: metadata, client: d.opts.KubeClient, reporter: reporter, metrics: metrics}
-	plugin := &plugin{claims: claims, reconciler: reconciler, publisher: publisher, reporter: reporter, metrics: metrics, fatal: func(err error) { cancel(err) }}
+	var status *deviceStatus
+	if d.opts.DeviceStatus {
+		status = newDeviceStatus(claims, d.opts.KubeClient, metrics)
+	}
+	reconciler := &reconciler{claims: claims, metadata: metadata, client: d.opts.KubeClient, reporter: reporter, metrics: metrics, status: status}
+	plugin := &plugin{claims: claims, reconciler: reconciler, publisher: publisher, reporter: reporter, metrics: metrics, status: status, fatal: func(err error) { cancel(err) }}
 
 	http, err := startHTTP(d.opts.HTTPEndpoint, metrics.registry, d.Healthy, d.Ready, plugin.fatal)
 	if err != nil {
@@ -158,6 +162,7 @@ func (d *Driver) Run(ctx context.Context) (err error) {
 		})
 	})
 	background.Go(func() { publisher.run(publishing) })
+	background.Go(func() { status.run(running) })
 	background.Go(func() { reconciler.loop(running, d.opts.Resync, reconcileRetry) })
 
 	klog.FromContext(ctx).Info("Node driver started", "driver", d.opts.DriverName, "node", d.opts.NodeName)

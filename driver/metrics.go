@@ -50,6 +50,7 @@ type metrics struct {
 	unreadableCheckpoint prometheus.Counter
 	unsettledCheckpoints prometheus.Gauge
 	attributionErrors    prometheus.Counter
+	deviceStatusErrors   prometheus.Counter
 }
 
 // newMetrics makes the metrics; prepared returns how many claims are prepared, with how many devices.
@@ -109,6 +110,10 @@ func newMetrics(prepared func() (claims, devices int)) *metrics {
 			Name: "simgpu_pod_attribution_errors_total",
 			Help: "Scrapes of the GPUs' metrics in which the kubelet did not tell which pods use them.",
 		}),
+		deviceStatusErrors: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "simgpu_device_status_errors_total",
+			Help: "Claims whose status could not be written after several attempts. The claims are prepared all the same.",
+		}),
 	}
 	m.registry.MustRegister(
 		collectors.NewGoCollector(),
@@ -124,7 +129,7 @@ func newMetrics(prepared func() (claims, devices int)) *metrics {
 		}, func() float64 { _, devices := prepared(); return float64(devices) }),
 		m.duration, m.errors, m.conflicts, m.orphansRemoved,
 		m.publishedSlices, m.publishedDevices, m.publishErrors, m.droppedFields, m.partitionsWithdrawn,
-		m.inventoryValid, m.unreadableCheckpoint, m.unsettledCheckpoints, m.attributionErrors,
+		m.inventoryValid, m.unreadableCheckpoint, m.unsettledCheckpoints, m.attributionErrors, m.deviceStatusErrors,
 	)
 	for _, operation := range []string{opPrepare, opUnprepare} {
 		m.duration.WithLabelValues(operation)

@@ -39,6 +39,8 @@ type Options struct {
 	PodResourcesSocket string
 	// APIRequests are exported with the metrics, if set. The caller has them count what KubeClient does.
 	APIRequests *APIRequests
+	// DeviceStatus has the driver tell in the status of claims which devices it has prepared.
+	DeviceStatus bool
 	// ForceBesideRealGPU starts the driver on a node where a driver of real GPUs is installed.
 	ForceBesideRealGPU bool
 	// Resync is how often claims, orphans and published slices are compared with the API.
@@ -60,6 +62,7 @@ func DefaultOptions() Options {
 		KubeletRegistrarDir: "/var/lib/kubelet/plugins_registry",
 		CDIDir:              "/var/run/cdi",
 		HTTPEndpoint:        ":8080",
+		DeviceStatus:        true,
 		Resync:              5 * time.Minute,
 		HostRoot:            "/",
 	}

@@ -24,6 +24,7 @@ type plugin struct {
 	publisher  *publisher
 	reporter   *reporter
 	metrics    *metrics
+	status     *deviceStatus
 	// fatal ends the driver.
 	fatal func(error)
 
@@ -58,6 +59,7 @@ func (p *plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 			}
 			p.reporter.claim(claim, corev1.EventTypeWarning, reason, "%v", err)
 		} else {
+			p.status.prepared(claim)
 			logger.V(2).Info("Claim prepared", "devices", deviceList(devices), "duration", time.Since(start))
 		}
 	}
@@ -109,6 +111,7 @@ func (p *plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 			logger.Error(err, "Claim not unprepared")
 			p.reporter.claimNamed(claim.NamespacedName, claim.UID, corev1.EventTypeWarning, reasonUnprepareFailed, "%v", err)
 		} else {
+			p.status.unprepared(claim.NamespacedName, claim.UID)
 			logger.V(2).Info("Claim unprepared", "duration", time.Since(start))
 		}
 	}

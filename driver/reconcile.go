@@ -29,6 +29,7 @@ type reconciler struct {
 	client   kubernetes.Interface
 	reporter *reporter
 	metrics  *metrics
+	status   *deviceStatus
 }
 
 // errNobodyKnows is a claim of which not even the name is known.
@@ -90,6 +91,7 @@ func (r *reconciler) releaseIfGone(ctx context.Context, uid types.UID, key types
 		return false, err
 	}
 	if claim != nil && claim.UID == uid {
+		r.status.prepared(claim)
 		return false, nil
 	}
 	if err := r.claims.unprepare(ctx, uid); err != nil {

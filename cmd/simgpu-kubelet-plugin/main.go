@@ -70,6 +70,7 @@ func (c *config) addFlags(flags *pflag.FlagSet, getenv func(string) string) {
 	flags.StringVar(&o.DCGMEndpoint, "dcgm-endpoint", o.DCGMEndpoint, "address of the GPUs' own /metrics, as dcgm-exporter names them; empty: none")
 	flags.StringVar(&o.PodResourcesSocket, "pod-resources-socket", o.PodResourcesSocket, "socket of the kubelet that tells --dcgm-endpoint which pods use the GPUs; empty: that stays unknown")
 	flags.StringVar(&c.kubeconfig, "kubeconfig", "", "kubeconfig file (default: the service account of the pod)")
+	flags.BoolVar(&o.DeviceStatus, "device-status", o.DeviceStatus, "tell in status.devices of claims which devices are prepared")
 	flags.BoolVar(&o.ForceBesideRealGPU, "force-beside-real-gpu", false, "start even where a driver of real GPUs is installed")
 	logsapi.AddFlags(c.logging, flags)
 }

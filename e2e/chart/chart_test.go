@@ -188,6 +188,7 @@ func TestArguments(t *testing.T) {
 		"--http-endpoint=:8080",
 		"--dcgm-endpoint=:9400",
 		"--pod-resources-socket=/var/lib/kubelet/pod-resources/kubelet.sock",
+		"--device-status=true",
 		"--force-beside-real-gpu=false",
 		"--logging-format=text",
 		"--v=2",
@@ -250,6 +251,8 @@ func TestRBACIsExact(t *testing.T) {
 	rendered := render(t, "")
 	want := []rbacv1.PolicyRule{
 		{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceclaims"}, Verbs: []string{"get"}},
+		{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceclaims/status"}, Verbs: []string{"patch"}},
+		{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceclaims/driver"}, Verbs: []string{"associated-node:patch"}, ResourceNames: []string{"gpu.nvidia.com"}},
 		{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceslices"}, Verbs: []string{"get", "list", "watch", "create", "update", "patch", "delete"}},
 		{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "watch"}},
 		{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
@@ -517,6 +520,9 @@ var optionCases = map[string]struct {
 	}, (*string)(nil)},
 	"admissionPolicy.create": {"admissionPolicy: {create: false}", func(t *testing.T, r objects) any {
 		return r["ValidatingAdmissionPolicy/simgpu-kubelet-plugin-own-node"] == nil && r["ValidatingAdmissionPolicyBinding/simgpu-kubelet-plugin-own-node"] == nil
+	}, true},
+	"deviceStatus.enabled": {"deviceStatus: {enabled: false}", func(t *testing.T, r objects) any {
+		return slices.Contains(container(t, r).Args, "--device-status=false")
 	}, true},
 	"serviceAccount.create": {"serviceAccount: {create: false, name: x}", func(t *testing.T, r objects) any {
 		return r["ServiceAccount/x"] == nil
