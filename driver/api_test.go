@@ -32,7 +32,7 @@ type fakeAPI struct {
 	drops    func(*resourceapi.ResourceSlice)
 	honest   bool // dry runs drop, too
 	dryRuns  int
-	requests map[string]int // "verb resource" -> count
+	requests map[string]int // "verb resource" or "verb resource/subresource" -> count
 }
 
 func newFakeAPI(objects ...runtime.Object) *fakeAPI {
@@ -43,7 +43,11 @@ func newFakeAPI(objects ...runtime.Object) *fakeAPI {
 	api.PrependReactor("*", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		api.mu.Lock()
 		defer api.mu.Unlock()
-		api.requests[action.GetVerb()+" "+action.GetResource().Resource]++
+		request := action.GetVerb() + " " + action.GetResource().Resource
+		if sub := action.GetSubresource(); sub != "" {
+			request += "/" + sub
+		}
+		api.requests[request]++
 		return false, nil, nil
 	})
 	write := func(action clienttesting.Action) (bool, runtime.Object, error) {

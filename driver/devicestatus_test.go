@@ -19,7 +19,7 @@ import (
 
 )
 
-const writeStatus = "patch resourceclaims"
+const writeStatus = "patch resourceclaims/status"
 
 // statusNode is a node whose driver writes the status of claims.
 type statusNode struct {

@@ -566,7 +566,7 @@ func TestPermissionsUsed(t *testing.T) {
 		t.Fatal(err)
 	}
 	granted := []string{
-		"get resourceclaims", "get nodes", "list nodes", "watch nodes", "create events", "patch events", "get version",
+		"get resourceclaims", "patch resourceclaims/status", "get nodes", "list nodes", "watch nodes", "create events", "patch events", "get version",
 		"get resourceslices", "list resourceslices", "watch resourceslices", "create resourceslices", "update resourceslices", "patch resourceslices", "delete resourceslices",
 	}
 	n.api.mu.Lock()
