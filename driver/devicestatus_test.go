@@ -16,7 +16,6 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
-
 )
 
 const writeStatus = "patch resourceclaims/status"
@@ -204,4 +203,3 @@ func TestStatusNamesShares(t *testing.T) {
 	s.prepareCurrent(t, claim)
 	s.says(t, claim, whole0, whole0, whole1)
 }
-
