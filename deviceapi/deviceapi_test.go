@@ -37,7 +37,7 @@ func TestTwoClaimsOnOneGPU(t *testing.T) {
 	open(t, s, filepath.Join(root, "b", "dev"), right)
 	a := discover(t, filepath.Join(root, "a"), nil)
 	b := discover(t, filepath.Join(root, "b"), nil)
-	mustHold(t, a, HoldOptions{MemoryBytes: 15023 * MiB, PID: 12345, ProcessName: "python3"})
+	mustHold(t, a, HoldOptions{MemoryBytes: 15023 * MiB, PID: 12345, ProcessName: "python3", Utilization: 60})
 	mustHold(t, b, HoldOptions{MemoryBytes: 15000 * MiB, PID: 12389, ProcessName: "python3"})
 
 	enabled := gpu
@@ -45,9 +45,10 @@ func TestTwoClaimsOnOneGPU(t *testing.T) {
 	want := Snapshot{GPUs: []GPUStatus{{
 		GPU: enabled,
 		Partitions: []PartitionStatus{{
-			Partition:  *left.Partition,
-			MemoryUsed: 15023 * MiB,
-			Processes:  []Process{{PID: 12345, Name: "python3", Memory: 15023 * MiB}},
+			Partition:   *left.Partition,
+			MemoryUsed:  15023 * MiB,
+			Utilization: 60,
+			Processes:   []Process{{PID: 12345, Name: "python3", Memory: 15023 * MiB}},
 		}},
 	}}}
 	if diff := cmp.Diff(want, snapshot(t, a)); diff != "" {

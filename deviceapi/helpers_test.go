@@ -32,6 +32,11 @@ func h100(minor int) GPU {
 		MIGMode:           MIGDisabled,
 		MemoryBytes:       81559 * MiB,
 		PowerLimitWatts:   700,
+		Profiles: []Profile{{
+			Name: "3g.40gb", ID: 9, Slices: 3, MaxInstances: 2, MemoryBytes: 40448 * MiB, Multiprocessors: 60,
+			CopyEngines: 3, Encoders: 1, Decoders: 3, JPEGEngines: 4, OFAEngines: 2, PlacementSize: 4, PlacementStarts: []int{0, 4},
+			Compute: []ComputeProfile{{ID: 0, Slices: 1, MaxInstances: 3}, {ID: 2, Slices: 3, MaxInstances: 1}},
+		}},
 	}
 }
 

@@ -46,6 +46,34 @@ type GPU struct {
 	MemoryBytes int64 // NVML total of the whole GPU
 	// PowerLimitWatts is the default power limit; 0: unknown, shown as N/A.
 	PowerLimitWatts int
+	// Profiles are what the GPU can be partitioned into, in the order of its driver;
+	// none: it cannot be partitioned.
+	Profiles []Profile
+}
+
+// Profile is a kind of GPU instance.
+type Profile struct {
+	Name            string // 3g.40gb
+	ID              int    // as nvidia-smi mig -lgip prints it
+	Slices          int    // compute slices
+	MaxInstances    int    // on an empty GPU
+	MemoryBytes     int64
+	Multiprocessors int
+	CopyEngines     int
+	Encoders        int
+	Decoders        int
+	JPEGEngines     int
+	OFAEngines      int
+	PlacementSize   int   // memory slices
+	PlacementStarts []int // first memory slice of each placement
+	Compute         []ComputeProfile
+}
+
+// ComputeProfile is a way to divide the compute slices of a GPU instance.
+type ComputeProfile struct {
+	ID           int
+	Slices       int
+	MaxInstances int
 }
 
 // Partition describes a MIG device of a GPU.

@@ -172,6 +172,7 @@ func toWire(s Snapshot) *v1alpha1.SnapshotResponse {
 			PowerLimitWatts:   uint32(g.PowerLimitWatts),
 			Whole:             g.Whole,
 			Processes:         processesToWire(g.Processes),
+			Profiles:          profilesToWire(g.Profiles),
 			Health:            healthToWire(g.Health),
 		}
 		if g.Whole {
@@ -231,6 +232,7 @@ func fromWire(response *v1alpha1.SnapshotResponse) Snapshot {
 				MIGMode:           migModeFromWire(g.GetMigMode()),
 				MemoryBytes:       int64(g.GetMemoryBytes()),
 				PowerLimitWatts:   int(g.GetPowerLimitWatts()),
+				Profiles:          profilesFromWire(g.GetProfiles()),
 			},
 			Whole:       g.GetWhole(),
 			MemoryUsed:  int64(g.GetMemoryUsedBytes()),
@@ -282,6 +284,62 @@ func processesFromWire(wire []*v1alpha1.Process) []Process {
 		processes = append(processes, Process{PID: int(p.GetPid()), Name: p.GetName(), Memory: int64(p.GetMemoryBytes())})
 	}
 	return processes
+}
+
+func profilesToWire(profiles []Profile) []*v1alpha1.Profile {
+	var wire []*v1alpha1.Profile
+	for _, p := range profiles {
+		w := &v1alpha1.Profile{
+			Name:            p.Name,
+			Id:              uint32(p.ID),
+			Slices:          uint32(p.Slices),
+			MaxInstances:    uint32(p.MaxInstances),
+			MemoryBytes:     uint64(p.MemoryBytes),
+			Multiprocessors: uint32(p.Multiprocessors),
+			CopyEngines:     uint32(p.CopyEngines),
+			Encoders:        uint32(p.Encoders),
+			Decoders:        uint32(p.Decoders),
+			JpegEngines:     uint32(p.JPEGEngines),
+			OfaEngines:      uint32(p.OFAEngines),
+			PlacementSize:   uint32(p.PlacementSize),
+		}
+		for _, start := range p.PlacementStarts {
+			w.PlacementStarts = append(w.PlacementStarts, uint32(start))
+		}
+		for _, c := range p.Compute {
+			w.ComputeProfiles = append(w.ComputeProfiles, &v1alpha1.ComputeProfile{Id: uint32(c.ID), Slices: uint32(c.Slices), MaxInstances: uint32(c.MaxInstances)})
+		}
+		wire = append(wire, w)
+	}
+	return wire
+}
+
+func profilesFromWire(wire []*v1alpha1.Profile) []Profile {
+	var profiles []Profile
+	for _, w := range wire {
+		p := Profile{
+			Name:            w.GetName(),
+			ID:              int(w.GetId()),
+			Slices:          int(w.GetSlices()),
+			MaxInstances:    int(w.GetMaxInstances()),
+			MemoryBytes:     int64(w.GetMemoryBytes()),
+			Multiprocessors: int(w.GetMultiprocessors()),
+			CopyEngines:     int(w.GetCopyEngines()),
+			Encoders:        int(w.GetEncoders()),
+			Decoders:        int(w.GetDecoders()),
+			JPEGEngines:     int(w.GetJpegEngines()),
+			OFAEngines:      int(w.GetOfaEngines()),
+			PlacementSize:   int(w.GetPlacementSize()),
+		}
+		for _, start := range w.GetPlacementStarts() {
+			p.PlacementStarts = append(p.PlacementStarts, int(start))
+		}
+		for _, c := range w.GetComputeProfiles() {
+			p.Compute = append(p.Compute, ComputeProfile{ID: int(c.GetId()), Slices: int(c.GetSlices()), MaxInstances: int(c.GetMaxInstances())})
+		}
+		profiles = append(profiles, p)
+	}
+	return profiles
 }
 
 // check refuses a description that could not be served or drawn.

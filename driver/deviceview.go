@@ -65,6 +65,36 @@ func servedDevice(device *hardware.Device) deviceapi.Device {
 	return served
 }
 
+// servedProfiles is what the GPU can be partitioned into, whether or not it offers that.
+func servedProfiles(gpu *hardware.GPU) []deviceapi.Profile {
+	profiles, err := gpu.Table.Profiles()
+	if err != nil {
+		return nil // it cannot be partitioned, or nobody sourced the figures
+	}
+	served := make([]deviceapi.Profile, len(profiles))
+	for i, profile := range profiles {
+		served[i] = deviceapi.Profile{
+			Name:            profile.Name,
+			ID:              profile.ID,
+			Slices:          profile.Slices,
+			MaxInstances:    profile.MaxInstances,
+			MemoryBytes:     profile.Figures.MemoryMiB * deviceapi.MiB,
+			Multiprocessors: int(profile.Figures.Multiprocessors),
+			CopyEngines:     int(profile.Figures.CopyEngines),
+			Encoders:        int(profile.Figures.Encoders),
+			Decoders:        int(profile.Figures.Decoders),
+			JPEGEngines:     int(profile.Figures.JPEGEngines),
+			OFAEngines:      int(profile.Figures.OFAEngines),
+			PlacementSize:   profile.Size,
+			PlacementStarts: profile.Starts,
+		}
+		for _, compute := range profile.ComputeInstances {
+			served[i].Compute = append(served[i].Compute, deviceapi.ComputeProfile{ID: compute.ID, Slices: compute.Slices, MaxInstances: compute.MaxInstances})
+		}
+	}
+	return served
+}
+
 func servedGPU(gpu *hardware.GPU) deviceapi.GPU {
 	mode := deviceapi.MIGUnsupported
 	if partitioning := gpu.Model.Partitioning; partitioning != nil {
@@ -88,5 +118,6 @@ func servedGPU(gpu *hardware.GPU) deviceapi.GPU {
 		MIGMode:           mode,
 		MemoryBytes:       gpu.Model.MemoryMiB * deviceapi.MiB,
 		PowerLimitWatts:   int(gpu.Model.PowerLimitWatts),
+		Profiles:          servedProfiles(gpu),
 	}
 }

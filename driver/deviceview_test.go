@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -32,7 +33,26 @@ func TestServedGPU(t *testing.T) {
 		if gpu.Model, err = catalogue.Model(model); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(want, servedGPU(&gpu)); diff != "" {
+		if gpu.Table, err = gpu.Model.Table("580.95.05"); err != nil {
+			t.Fatal(err)
+		}
+		got := servedGPU(&gpu)
+		half := map[string]deviceapi.Profile{
+			"h100-sxm5-80gb": {Name: "3g.40gb", ID: 9, Slices: 3, MaxInstances: 2, MemoryBytes: 40448 * deviceapi.MiB, Multiprocessors: 60,
+				CopyEngines: 3, Decoders: 3, JPEGEngines: 3, PlacementSize: 4, PlacementStarts: []int{0, 4}},
+			"a100-40gb": {Name: "3g.20gb", ID: 9, Slices: 3, MaxInstances: 2, MemoryBytes: 20096 * deviceapi.MiB, Multiprocessors: 42,
+				CopyEngines: 3, Decoders: 2, PlacementSize: 4, PlacementStarts: []int{0, 4}},
+		}[model]
+		half.Compute = []deviceapi.ComputeProfile{{ID: 0, Slices: 1, MaxInstances: 3}, {ID: 1, Slices: 2, MaxInstances: 1}, {ID: 2, Slices: 3, MaxInstances: 1}}
+		at := slices.IndexFunc(got.Profiles, func(p deviceapi.Profile) bool { return p.ID == 9 })
+		if at < 0 {
+			t.Fatalf("%s: no profile 9 in %+v", model, got.Profiles)
+		}
+		if diff := cmp.Diff(half, got.Profiles[at]); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", model, diff)
+		}
+		got.Profiles = nil
+		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", model, diff)
 		}
 	}

@@ -183,8 +183,11 @@ type GPU struct {
 	// Holders on the whole GPU, sorted by pid.
 	Processes []*Process `protobuf:"bytes,17,rep,name=processes,proto3" json:"processes,omitempty"`
 	// Visible partitions, sorted by GPU instance, then compute instance.
-	Partitions    []*Partition `protobuf:"bytes,18,rep,name=partitions,proto3" json:"partitions,omitempty"`
-	Health        *Health      `protobuf:"bytes,19,opt,name=health,proto3" json:"health,omitempty"`
+	Partitions []*Partition `protobuf:"bytes,18,rep,name=partitions,proto3" json:"partitions,omitempty"`
+	Health     *Health      `protobuf:"bytes,19,opt,name=health,proto3" json:"health,omitempty"`
+	// What the GPU can be partitioned into, in the order of its driver. Empty for one
+	// that cannot be partitioned.
+	Profiles      []*Profile `protobuf:"bytes,20,rep,name=profiles,proto3" json:"profiles,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -352,6 +355,225 @@ func (x *GPU) GetHealth() *Health {
 	return nil
 }
 
+func (x *GPU) GetProfiles() []*Profile {
+	if x != nil {
+		return x.Profiles
+	}
+	return nil
+}
+
+// Profile is a kind of GPU instance.
+type Profile struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Id    uint32                 `protobuf:"varint,2,opt,name=id,proto3" json:"id,omitempty"`
+	// Compute slices.
+	Slices          uint32 `protobuf:"varint,3,opt,name=slices,proto3" json:"slices,omitempty"`
+	MaxInstances    uint32 `protobuf:"varint,4,opt,name=max_instances,json=maxInstances,proto3" json:"max_instances,omitempty"`
+	MemoryBytes     uint64 `protobuf:"varint,5,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	Multiprocessors uint32 `protobuf:"varint,6,opt,name=multiprocessors,proto3" json:"multiprocessors,omitempty"`
+	CopyEngines     uint32 `protobuf:"varint,7,opt,name=copy_engines,json=copyEngines,proto3" json:"copy_engines,omitempty"`
+	Encoders        uint32 `protobuf:"varint,8,opt,name=encoders,proto3" json:"encoders,omitempty"`
+	Decoders        uint32 `protobuf:"varint,9,opt,name=decoders,proto3" json:"decoders,omitempty"`
+	JpegEngines     uint32 `protobuf:"varint,10,opt,name=jpeg_engines,json=jpegEngines,proto3" json:"jpeg_engines,omitempty"`
+	OfaEngines      uint32 `protobuf:"varint,11,opt,name=ofa_engines,json=ofaEngines,proto3" json:"ofa_engines,omitempty"`
+	// Memory slices of an instance, and the first one of each placement.
+	PlacementSize   uint32            `protobuf:"varint,12,opt,name=placement_size,json=placementSize,proto3" json:"placement_size,omitempty"`
+	PlacementStarts []uint32          `protobuf:"varint,13,rep,packed,name=placement_starts,json=placementStarts,proto3" json:"placement_starts,omitempty"`
+	ComputeProfiles []*ComputeProfile `protobuf:"bytes,14,rep,name=compute_profiles,json=computeProfiles,proto3" json:"compute_profiles,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *Profile) Reset() {
+	*x = Profile{}
+	mi := &file_device_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Profile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Profile) ProtoMessage() {}
+
+func (x *Profile) ProtoReflect() protoreflect.Message {
+	mi := &file_device_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Profile.ProtoReflect.Descriptor instead.
+func (*Profile) Descriptor() ([]byte, []int) {
+	return file_device_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Profile) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Profile) GetId() uint32 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *Profile) GetSlices() uint32 {
+	if x != nil {
+		return x.Slices
+	}
+	return 0
+}
+
+func (x *Profile) GetMaxInstances() uint32 {
+	if x != nil {
+		return x.MaxInstances
+	}
+	return 0
+}
+
+func (x *Profile) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
+func (x *Profile) GetMultiprocessors() uint32 {
+	if x != nil {
+		return x.Multiprocessors
+	}
+	return 0
+}
+
+func (x *Profile) GetCopyEngines() uint32 {
+	if x != nil {
+		return x.CopyEngines
+	}
+	return 0
+}
+
+func (x *Profile) GetEncoders() uint32 {
+	if x != nil {
+		return x.Encoders
+	}
+	return 0
+}
+
+func (x *Profile) GetDecoders() uint32 {
+	if x != nil {
+		return x.Decoders
+	}
+	return 0
+}
+
+func (x *Profile) GetJpegEngines() uint32 {
+	if x != nil {
+		return x.JpegEngines
+	}
+	return 0
+}
+
+func (x *Profile) GetOfaEngines() uint32 {
+	if x != nil {
+		return x.OfaEngines
+	}
+	return 0
+}
+
+func (x *Profile) GetPlacementSize() uint32 {
+	if x != nil {
+		return x.PlacementSize
+	}
+	return 0
+}
+
+func (x *Profile) GetPlacementStarts() []uint32 {
+	if x != nil {
+		return x.PlacementStarts
+	}
+	return nil
+}
+
+func (x *Profile) GetComputeProfiles() []*ComputeProfile {
+	if x != nil {
+		return x.ComputeProfiles
+	}
+	return nil
+}
+
+// ComputeProfile is a way to divide the compute slices of a GPU instance.
+type ComputeProfile struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Slices        uint32                 `protobuf:"varint,2,opt,name=slices,proto3" json:"slices,omitempty"`
+	MaxInstances  uint32                 `protobuf:"varint,3,opt,name=max_instances,json=maxInstances,proto3" json:"max_instances,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ComputeProfile) Reset() {
+	*x = ComputeProfile{}
+	mi := &file_device_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ComputeProfile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ComputeProfile) ProtoMessage() {}
+
+func (x *ComputeProfile) ProtoReflect() protoreflect.Message {
+	mi := &file_device_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ComputeProfile.ProtoReflect.Descriptor instead.
+func (*ComputeProfile) Descriptor() ([]byte, []int) {
+	return file_device_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ComputeProfile) GetId() uint32 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *ComputeProfile) GetSlices() uint32 {
+	if x != nil {
+		return x.Slices
+	}
+	return 0
+}
+
+func (x *ComputeProfile) GetMaxInstances() uint32 {
+	if x != nil {
+		return x.MaxInstances
+	}
+	return 0
+}
+
 // Partition is a MIG device.
 type Partition struct {
 	state             protoimpl.MessageState `protogen:"open.v1"`
@@ -380,7 +602,7 @@ type Partition struct {
 
 func (x *Partition) Reset() {
 	*x = Partition{}
-	mi := &file_device_proto_msgTypes[3]
+	mi := &file_device_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -392,7 +614,7 @@ func (x *Partition) String() string {
 func (*Partition) ProtoMessage() {}
 
 func (x *Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_device_proto_msgTypes[3]
+	mi := &file_device_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -405,7 +627,7 @@ func (x *Partition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Partition.ProtoReflect.Descriptor instead.
 func (*Partition) Descriptor() ([]byte, []int) {
-	return file_device_proto_rawDescGZIP(), []int{3}
+	return file_device_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Partition) GetUuid() string {
@@ -549,7 +771,7 @@ type Health struct {
 
 func (x *Health) Reset() {
 	*x = Health{}
-	mi := &file_device_proto_msgTypes[4]
+	mi := &file_device_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -561,7 +783,7 @@ func (x *Health) String() string {
 func (*Health) ProtoMessage() {}
 
 func (x *Health) ProtoReflect() protoreflect.Message {
-	mi := &file_device_proto_msgTypes[4]
+	mi := &file_device_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -574,7 +796,7 @@ func (x *Health) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Health.ProtoReflect.Descriptor instead.
 func (*Health) Descriptor() ([]byte, []int) {
-	return file_device_proto_rawDescGZIP(), []int{4}
+	return file_device_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Health) GetLost() bool {
@@ -618,7 +840,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_device_proto_msgTypes[5]
+	mi := &file_device_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -630,7 +852,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_device_proto_msgTypes[5]
+	mi := &file_device_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -643,7 +865,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_device_proto_rawDescGZIP(), []int{5}
+	return file_device_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Process) GetPid() uint32 {
@@ -686,7 +908,7 @@ type HoldRequest struct {
 
 func (x *HoldRequest) Reset() {
 	*x = HoldRequest{}
-	mi := &file_device_proto_msgTypes[6]
+	mi := &file_device_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -698,7 +920,7 @@ func (x *HoldRequest) String() string {
 func (*HoldRequest) ProtoMessage() {}
 
 func (x *HoldRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_device_proto_msgTypes[6]
+	mi := &file_device_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -711,7 +933,7 @@ func (x *HoldRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldRequest.ProtoReflect.Descriptor instead.
 func (*HoldRequest) Descriptor() ([]byte, []int) {
-	return file_device_proto_rawDescGZIP(), []int{6}
+	return file_device_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *HoldRequest) GetLeaseId() string {
@@ -775,7 +997,7 @@ type HoldResponse struct {
 
 func (x *HoldResponse) Reset() {
 	*x = HoldResponse{}
-	mi := &file_device_proto_msgTypes[7]
+	mi := &file_device_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -787,7 +1009,7 @@ func (x *HoldResponse) String() string {
 func (*HoldResponse) ProtoMessage() {}
 
 func (x *HoldResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_device_proto_msgTypes[7]
+	mi := &file_device_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -800,7 +1022,7 @@ func (x *HoldResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldResponse.ProtoReflect.Descriptor instead.
 func (*HoldResponse) Descriptor() ([]byte, []int) {
-	return file_device_proto_rawDescGZIP(), []int{7}
+	return file_device_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *HoldResponse) GetDeviceUuid() string {
@@ -837,7 +1059,7 @@ type OutOfMemory struct {
 
 func (x *OutOfMemory) Reset() {
 	*x = OutOfMemory{}
-	mi := &file_device_proto_msgTypes[8]
+	mi := &file_device_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -849,7 +1071,7 @@ func (x *OutOfMemory) String() string {
 func (*OutOfMemory) ProtoMessage() {}
 
 func (x *OutOfMemory) ProtoReflect() protoreflect.Message {
-	mi := &file_device_proto_msgTypes[8]
+	mi := &file_device_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -862,7 +1084,7 @@ func (x *OutOfMemory) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutOfMemory.ProtoReflect.Descriptor instead.
 func (*OutOfMemory) Descriptor() ([]byte, []int) {
-	return file_device_proto_rawDescGZIP(), []int{8}
+	return file_device_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *OutOfMemory) GetDeviceUuid() string {
@@ -904,7 +1126,7 @@ type DeviceLost struct {
 
 func (x *DeviceLost) Reset() {
 	*x = DeviceLost{}
-	mi := &file_device_proto_msgTypes[9]
+	mi := &file_device_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -916,7 +1138,7 @@ func (x *DeviceLost) String() string {
 func (*DeviceLost) ProtoMessage() {}
 
 func (x *DeviceLost) ProtoReflect() protoreflect.Message {
-	mi := &file_device_proto_msgTypes[9]
+	mi := &file_device_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -929,7 +1151,7 @@ func (x *DeviceLost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceLost.ProtoReflect.Descriptor instead.
 func (*DeviceLost) Descriptor() ([]byte, []int) {
-	return file_device_proto_rawDescGZIP(), []int{9}
+	return file_device_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DeviceLost) GetDeviceUuid() string {
@@ -946,7 +1168,7 @@ const file_device_proto_rawDesc = "" +
 	"\fdevice.proto\x12\x16simgpu.device.v1alpha1\"\x11\n" +
 	"\x0fSnapshotRequest\"C\n" +
 	"\x10SnapshotResponse\x12/\n" +
-	"\x04gpus\x18\x01 \x03(\v2\x1b.simgpu.device.v1alpha1.GPUR\x04gpus\"\xf3\x05\n" +
+	"\x04gpus\x18\x01 \x03(\v2\x1b.simgpu.device.v1alpha1.GPUR\x04gpus\"\xb0\x06\n" +
 	"\x03GPU\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12!\n" +
 	"\fproduct_name\x18\x02 \x01(\tR\vproductName\x12\x14\n" +
@@ -970,7 +1192,29 @@ const file_device_proto_rawDesc = "" +
 	"\n" +
 	"partitions\x18\x12 \x03(\v2!.simgpu.device.v1alpha1.PartitionR\n" +
 	"partitions\x126\n" +
-	"\x06health\x18\x13 \x01(\v2\x1e.simgpu.device.v1alpha1.HealthR\x06health\"\xc0\x05\n" +
+	"\x06health\x18\x13 \x01(\v2\x1e.simgpu.device.v1alpha1.HealthR\x06health\x12;\n" +
+	"\bprofiles\x18\x14 \x03(\v2\x1f.simgpu.device.v1alpha1.ProfileR\bprofiles\"\xfb\x03\n" +
+	"\aProfile\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\rR\x02id\x12\x16\n" +
+	"\x06slices\x18\x03 \x01(\rR\x06slices\x12#\n" +
+	"\rmax_instances\x18\x04 \x01(\rR\fmaxInstances\x12!\n" +
+	"\fmemory_bytes\x18\x05 \x01(\x04R\vmemoryBytes\x12(\n" +
+	"\x0fmultiprocessors\x18\x06 \x01(\rR\x0fmultiprocessors\x12!\n" +
+	"\fcopy_engines\x18\a \x01(\rR\vcopyEngines\x12\x1a\n" +
+	"\bencoders\x18\b \x01(\rR\bencoders\x12\x1a\n" +
+	"\bdecoders\x18\t \x01(\rR\bdecoders\x12!\n" +
+	"\fjpeg_engines\x18\n" +
+	" \x01(\rR\vjpegEngines\x12\x1f\n" +
+	"\vofa_engines\x18\v \x01(\rR\n" +
+	"ofaEngines\x12%\n" +
+	"\x0eplacement_size\x18\f \x01(\rR\rplacementSize\x12)\n" +
+	"\x10placement_starts\x18\r \x03(\rR\x0fplacementStarts\x12Q\n" +
+	"\x10compute_profiles\x18\x0e \x03(\v2&.simgpu.device.v1alpha1.ComputeProfileR\x0fcomputeProfiles\"]\n" +
+	"\x0eComputeProfile\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\rR\x02id\x12\x16\n" +
+	"\x06slices\x18\x02 \x01(\rR\x06slices\x12#\n" +
+	"\rmax_instances\x18\x03 \x01(\rR\fmaxInstances\"\xc0\x05\n" +
 	"\tPartition\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x18\n" +
 	"\aprofile\x18\x02 \x01(\tR\aprofile\x12&\n" +
@@ -1051,37 +1295,41 @@ func file_device_proto_rawDescGZIP() []byte {
 }
 
 var file_device_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_device_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_device_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_device_proto_goTypes = []any{
 	(MIGMode)(0),             // 0: simgpu.device.v1alpha1.MIGMode
 	(*SnapshotRequest)(nil),  // 1: simgpu.device.v1alpha1.SnapshotRequest
 	(*SnapshotResponse)(nil), // 2: simgpu.device.v1alpha1.SnapshotResponse
 	(*GPU)(nil),              // 3: simgpu.device.v1alpha1.GPU
-	(*Partition)(nil),        // 4: simgpu.device.v1alpha1.Partition
-	(*Health)(nil),           // 5: simgpu.device.v1alpha1.Health
-	(*Process)(nil),          // 6: simgpu.device.v1alpha1.Process
-	(*HoldRequest)(nil),      // 7: simgpu.device.v1alpha1.HoldRequest
-	(*HoldResponse)(nil),     // 8: simgpu.device.v1alpha1.HoldResponse
-	(*OutOfMemory)(nil),      // 9: simgpu.device.v1alpha1.OutOfMemory
-	(*DeviceLost)(nil),       // 10: simgpu.device.v1alpha1.DeviceLost
+	(*Profile)(nil),          // 4: simgpu.device.v1alpha1.Profile
+	(*ComputeProfile)(nil),   // 5: simgpu.device.v1alpha1.ComputeProfile
+	(*Partition)(nil),        // 6: simgpu.device.v1alpha1.Partition
+	(*Health)(nil),           // 7: simgpu.device.v1alpha1.Health
+	(*Process)(nil),          // 8: simgpu.device.v1alpha1.Process
+	(*HoldRequest)(nil),      // 9: simgpu.device.v1alpha1.HoldRequest
+	(*HoldResponse)(nil),     // 10: simgpu.device.v1alpha1.HoldResponse
+	(*OutOfMemory)(nil),      // 11: simgpu.device.v1alpha1.OutOfMemory
+	(*DeviceLost)(nil),       // 12: simgpu.device.v1alpha1.DeviceLost
 }
 var file_device_proto_depIdxs = []int32{
-	3, // 0: simgpu.device.v1alpha1.SnapshotResponse.gpus:type_name -> simgpu.device.v1alpha1.GPU
-	0, // 1: simgpu.device.v1alpha1.GPU.mig_mode:type_name -> simgpu.device.v1alpha1.MIGMode
-	6, // 2: simgpu.device.v1alpha1.GPU.processes:type_name -> simgpu.device.v1alpha1.Process
-	4, // 3: simgpu.device.v1alpha1.GPU.partitions:type_name -> simgpu.device.v1alpha1.Partition
-	5, // 4: simgpu.device.v1alpha1.GPU.health:type_name -> simgpu.device.v1alpha1.Health
-	6, // 5: simgpu.device.v1alpha1.Partition.processes:type_name -> simgpu.device.v1alpha1.Process
-	5, // 6: simgpu.device.v1alpha1.Partition.health:type_name -> simgpu.device.v1alpha1.Health
-	1, // 7: simgpu.device.v1alpha1.Device.Snapshot:input_type -> simgpu.device.v1alpha1.SnapshotRequest
-	7, // 8: simgpu.device.v1alpha1.Device.Hold:input_type -> simgpu.device.v1alpha1.HoldRequest
-	2, // 9: simgpu.device.v1alpha1.Device.Snapshot:output_type -> simgpu.device.v1alpha1.SnapshotResponse
-	8, // 10: simgpu.device.v1alpha1.Device.Hold:output_type -> simgpu.device.v1alpha1.HoldResponse
-	9, // [9:11] is the sub-list for method output_type
-	7, // [7:9] is the sub-list for method input_type
-	7, // [7:7] is the sub-list for extension type_name
-	7, // [7:7] is the sub-list for extension extendee
-	0, // [0:7] is the sub-list for field type_name
+	3,  // 0: simgpu.device.v1alpha1.SnapshotResponse.gpus:type_name -> simgpu.device.v1alpha1.GPU
+	0,  // 1: simgpu.device.v1alpha1.GPU.mig_mode:type_name -> simgpu.device.v1alpha1.MIGMode
+	8,  // 2: simgpu.device.v1alpha1.GPU.processes:type_name -> simgpu.device.v1alpha1.Process
+	6,  // 3: simgpu.device.v1alpha1.GPU.partitions:type_name -> simgpu.device.v1alpha1.Partition
+	7,  // 4: simgpu.device.v1alpha1.GPU.health:type_name -> simgpu.device.v1alpha1.Health
+	4,  // 5: simgpu.device.v1alpha1.GPU.profiles:type_name -> simgpu.device.v1alpha1.Profile
+	5,  // 6: simgpu.device.v1alpha1.Profile.compute_profiles:type_name -> simgpu.device.v1alpha1.ComputeProfile
+	8,  // 7: simgpu.device.v1alpha1.Partition.processes:type_name -> simgpu.device.v1alpha1.Process
+	7,  // 8: simgpu.device.v1alpha1.Partition.health:type_name -> simgpu.device.v1alpha1.Health
+	1,  // 9: simgpu.device.v1alpha1.Device.Snapshot:input_type -> simgpu.device.v1alpha1.SnapshotRequest
+	9,  // 10: simgpu.device.v1alpha1.Device.Hold:input_type -> simgpu.device.v1alpha1.HoldRequest
+	2,  // 11: simgpu.device.v1alpha1.Device.Snapshot:output_type -> simgpu.device.v1alpha1.SnapshotResponse
+	10, // 12: simgpu.device.v1alpha1.Device.Hold:output_type -> simgpu.device.v1alpha1.HoldResponse
+	11, // [11:13] is the sub-list for method output_type
+	9,  // [9:11] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_device_proto_init() }
@@ -1095,7 +1343,7 @@ func file_device_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_device_proto_rawDesc), len(file_device_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   10,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
