@@ -21,6 +21,7 @@ import (
 const (
 	exitBadArguments = 2
 	exitNotSupported = 3
+	exitNoPermission = 4
 	exitNotFound     = 6
 	exitNoDriver     = 9
 	exitGPULost      = 15
@@ -70,14 +71,14 @@ func run(ctx context.Context, args []string, dir string, out io.Writer) (err err
 		defer func() { err = errors.Join(err, file.Close()) }()
 		out = file
 	}
-	for {
-		if err := show(ctx, a, dir, out); err != nil {
+	for n := 1; ; n++ {
+		if err := show(ctx, a, dir, out, n == 1); err != nil {
 			if a.loop > 0 && ctx.Err() != nil {
 				return nil
 			}
 			return err
 		}
-		if a.loop == 0 {
+		if a.loop == 0 || n == a.count {
 			return nil
 		}
 		select {
@@ -88,8 +89,8 @@ func run(ctx context.Context, args []string, dir string, out io.Writer) (err err
 	}
 }
 
-// show writes one output.
-func show(ctx context.Context, a arguments, dir string, out io.Writer) error {
+// show writes one output, which may be the first of several.
+func show(ctx context.Context, a arguments, dir string, out io.Writer, first bool) error {
 	report, err := fetch(ctx, dir)
 	if err != nil {
 		return err
@@ -102,9 +103,17 @@ func show(ctx context.Context, a arguments, dir string, out io.Writer) error {
 	if err := report.Lost(); err != nil {
 		return err
 	}
+	if a.instances != "" {
+		if report, err = report.SelectInstances(a.instances); err != nil {
+			return err
+		}
+	}
 	text, err := write(report, a)
 	if err != nil {
 		return err
+	}
+	if first {
+		text = heads[a.action] + text
 	}
 	_, err = io.WriteString(out, text)
 	return err
@@ -126,14 +135,44 @@ func fetch(ctx context.Context, dir string) (*smi.Report, error) {
 	return smi.NewReport(snapshot, time.Now())
 }
 
+// heads stand above the first output.
+var heads = map[action]string{
+	showDeviceMonitor:  smi.DeviceMonitorHead,
+	showProcessMonitor: smi.ProcessMonitorHead,
+}
+
 func write(r *smi.Report, a arguments) (string, error) {
 	switch a.action {
 	case showVersion:
 		return r.Version(), nil
 	case showList:
 		return r.List(), nil
+	case showLog:
+		if a.xml {
+			return r.XML(), nil
+		}
+		if a.displays == "" {
+			return r.Log(), nil
+		}
+		displays, err := smi.ParseDisplays(a.displays)
+		if err != nil {
+			return "", &usageError{err.Error()}
+		}
+		return r.Log(displays...), nil
 	case showInstances:
 		return r.Instances()
+	case showProfiles:
+		return r.Profiles()
+	case showPlacements:
+		return r.Placements()
+	case showComputeProfiles:
+		return r.ComputeProfiles()
+	case showComputeInstances:
+		return r.ComputeInstances()
+	case showDeviceMonitor:
+		return r.DeviceMonitor(), nil
+	case showProcessMonitor:
+		return r.ProcessMonitor(), nil
 	case showGPUs, showComputeApps:
 		format, err := smi.ParseFormat(a.format)
 		if err != nil {
@@ -180,6 +219,8 @@ func exitCode(err error) int {
 		return exitBadArguments
 	case errors.As(err, &unsupported):
 		return exitNotSupported
+	case errors.Is(err, smi.ErrNoPermission):
+		return exitNoPermission
 	case errors.Is(err, deviceapi.ErrNoDevices), errors.Is(err, smi.ErrNoDevices),
 		errors.Is(err, smi.ErrNoMIGDevices), errors.Is(err, smi.ErrNoInstances):
 		return exitNotFound

@@ -31,6 +31,17 @@ func TestParse(t *testing.T) {
 		"a file":                     {"-f out -L", arguments{action: showList, file: "out"}},
 		"instances":                  {"mig -lgi -i 0", arguments{action: showInstances, ids: "0"}},
 		"instances, options swapped": {"mig -i 0 -lgi", arguments{action: showInstances, ids: "0"}},
+		"the log":                    {"-q", arguments{action: showLog}},
+		"the log as XML":             {"-x -q -i 1", arguments{action: showLog, xml: true, ids: "1"}},
+		"parts of the log":           {"-q -d memory,ECC", arguments{action: showLog, displays: "memory,ECC"}},
+		"profiles":                   {"mig -lgip", arguments{action: showProfiles}},
+		"placements":                 {"mig --list-gpu-instance-possible-placements", arguments{action: showPlacements}},
+		"compute instances of one":   {"mig -gi 1 -lci", arguments{action: showComputeInstances, instances: "1"}},
+		"compute profiles":           {"mig -lcip -i 0 -gi 2", arguments{action: showComputeProfiles, instances: "2", ids: "0"}},
+		"the device monitor":         {"dmon", arguments{action: showDeviceMonitor, loop: defaultDelay}},
+		"one sample":                 {"dmon -c 1 -i 0", arguments{action: showDeviceMonitor, loop: defaultDelay, count: 1, ids: "0"}},
+		"the process monitor":        {"pmon --count=3 -d 2", arguments{action: showProcessMonitor, loop: 2 * time.Second, count: 3}},
+		"help of a subcommand":       {"mig -h", arguments{action: showHelp}},
 		"fields of a query":          {"--help-query-gpu", arguments{action: showGPUFields}},
 		"version":                    {"--version", arguments{action: showVersion}},
 	}
@@ -62,9 +73,17 @@ func TestParseRefuses(t *testing.T) {
 		"mig alone":               {"mig", "Subcommand mig needs an option: -lgi lists the GPU instances.", exitBadArguments},
 		"mig with a main option":  {"mig -L", "Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.", exitBadArguments},
 		"a loop of zero":          {"-l 0", `Invalid loop interval "0": give a whole number from 1 to 1000000.`, exitBadArguments},
-		"what is not simulated":   {"-q -x", "Option -q of nvidia-smi is not simulated. Please run 'nvidia-smi -h' for what is.", exitNotSupported},
+		"XML of the table":        {"-x", "Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.", exitBadArguments},
+		"parts of XML":            {"-q -x -d ECC", "Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.", exitBadArguments},
+		"parts of the table":      {"-d ECC", "Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.", exitBadArguments},
+		"an instance of profiles": {"mig -lgip -gi 1", "Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.", exitBadArguments},
+		"no samples":              {"dmon -c 0", `Invalid count "0": give a whole number from 1 to 1000000.`, exitBadArguments},
+		"a loop of a monitor":     {"pmon -l 2", "ERROR: Option -l is not recognized. Please run 'nvidia-smi -h' for help.", exitBadArguments},
+		"two lists of mig":        {"mig -lgi -lci", "Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.", exitBadArguments},
+		"a list of a monitor":     {"dmon -L", "Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.", exitBadArguments},
+		"what is not simulated":   {"topo -m", "Option topo of nvidia-smi is not simulated. Please run 'nvidia-smi -h' for what is.", exitNotSupported},
+		"metrics of a monitor":    {"dmon -s pu", "Option -s of nvidia-smi is not simulated. Please run 'nvidia-smi -h' for what is.", exitNotSupported},
 		"changing partitions":     {"mig -cgi 9 -C", "Option -cgi of nvidia-smi is not simulated. Please run 'nvidia-smi -h' for what is.", exitNotSupported},
-		"monitoring a subcommand": {"dmon", "Option dmon of nvidia-smi is not simulated. Please run 'nvidia-smi -h' for what is.", exitNotSupported},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -135,6 +154,13 @@ func TestRun(t *testing.T) {
 		"an unknown form":  {"--query-gpu=uuid --format=xml", `format option "xml" is not known`, exitBadArguments},
 		"another GPU":      {"-i 1", "No devices were found", exitNotFound},
 		"no instances":     {"mig -lgi", "No MIG-enabled devices found.", exitNotFound},
+		"no profiles":      {"mig -lgip", "No MIG-enabled devices found.", exitNotFound},
+		"the log":          {"-q", "==============NVSMI LOG==============", 0},
+		"a part of it":     {"-q -d MEMORY", "FB Memory Usage", 0},
+		"XML":              {"-q -x", "<uuid>GPU-1</uuid>", 0},
+		"an unknown part":  {"-q -d WEATHER", `Display type "WEATHER" is not known: use MEMORY, `, exitBadArguments},
+		"a sample":         {"dmon -c 1", "# gpu    pwr", 0},
+		"processes of one": {"pmon -c 1 -i 0", "# gpu         pid", 0},
 		"a bad file":       {"-L -f /dev/null/x", "not a directory", exitOther},
 	}
 	for name, test := range tests {
@@ -166,6 +192,25 @@ func TestRun(t *testing.T) {
 		out := &lineCounter{enough: 3, then: cancel}
 		if err := run(ctx, []string{"-L", "-lms", "1"}, dir, out); err != nil {
 			t.Error(err)
+		}
+	})
+
+	t.Run("samples have one head", func(t *testing.T) {
+		a, err := parse(strings.Fields("pmon -c 2"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a.loop != defaultDelay {
+			t.Errorf("a sample every %s", a.loop)
+		}
+		var out strings.Builder
+		for n := range 2 {
+			if err := show(t.Context(), a, dir, &out, n == 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if heads, lines := strings.Count(out.String(), "# gpu"), strings.Count(out.String(), "\n"); heads != 1 || lines != 4 {
+			t.Errorf("%d heads in %d lines:\n%s", heads, lines, out.String())
 		}
 	})
 

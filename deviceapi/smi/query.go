@@ -64,10 +64,25 @@ func (p property[T]) header() string {
 	return p.names[0] + " [" + p.unit + "]"
 }
 
-// process is a row of a process query.
+// process is a holder of memory and where it holds it.
 type process struct {
 	deviceapi.Process
-	gpu gpu
+	gpu               gpu
+	instance, compute string // N/A on the GPU as a whole
+}
+
+// everyProcess is the processes on the GPU and then those on its partitions.
+func (g gpu) everyProcess() []process {
+	var all []process
+	for _, p := range g.Processes {
+		all = append(all, process{p, g, noValue, noValue})
+	}
+	for _, part := range g.Partitions {
+		for _, p := range part.Processes {
+			all = append(all, process{p, g, strconv.Itoa(part.GPUInstanceID), strconv.Itoa(part.ComputeInstanceID)})
+		}
+	}
+	return all
 }
 
 // GPUs writes properties of each GPU: nvidia-smi --query-gpu. It fails with an
@@ -81,14 +96,7 @@ func (r *Report) GPUs(fields string, f Format) (string, error) {
 func (r *Report) ComputeApps(fields string, f Format) (string, error) {
 	var rows []process
 	for _, g := range r.gpus {
-		for _, p := range g.Processes {
-			rows = append(rows, process{p, g})
-		}
-		for _, part := range g.Partitions {
-			for _, p := range part.Processes {
-				rows = append(rows, process{p, g})
-			}
-		}
+		rows = append(rows, g.everyProcess()...)
 	}
 	return query(r, processProperties(), fields, f, rows)
 }
@@ -174,7 +182,6 @@ func gpuProperties() []property[gpu] {
 			return strconv.Itoa(value(percent)), known
 		}, names...)
 	}
-	watts := func(milliwatts int) string { return fmt.Sprintf("%d.%02d", milliwatts/1000, milliwatts%1000/10) }
 	draw := func(g gpu) (string, bool) {
 		milliwatts, known := sensors.Power(g.GPUStatus)
 		return watts(milliwatts), known
@@ -182,14 +189,10 @@ func gpuProperties() []property[gpu] {
 	limit := func(g gpu) (string, bool) { return watts(g.PowerLimitWatts * 1000), g.PowerLimitWatts > 0 }
 	pci := func(part int) func(gpu) string {
 		return func(g gpu) string {
-			parts := strings.FieldsFunc(deviceapi.BusID(g.PCIBusID), func(r rune) bool { return r == ':' || r == '.' })
-			if len(parts) != 4 {
-				return ""
+			if parts := pciParts(g.PCIBusID); parts != nil {
+				return "0x" + parts[part]
 			}
-			if part == 0 {
-				return "0x" + parts[0][4:]
-			}
-			return "0x" + parts[part]
+			return ""
 		}
 	}
 
@@ -283,6 +286,20 @@ func processProperties() []property[process] {
 }
 
 func (r *Report) timestamp() string { return r.now.Format("2006/01/02 15:04:05.000") }
+
+// pciParts are domain, bus and device of a PCI address in hexadecimal, nil where it is none.
+func pciParts(address string) []string {
+	parts := strings.FieldsFunc(deviceapi.BusID(address), func(r rune) bool { return r == ':' || r == '.' })
+	if len(parts) != 4 || len(parts[0]) != 8 {
+		return nil
+	}
+	return []string{parts[0][4:], parts[1], parts[2]}
+}
+
+// watts has two decimals.
+func watts(milliwatts int) string {
+	return fmt.Sprintf("%d.%02d", milliwatts/1000, milliwatts%1000/10)
+}
 
 // computeCapability has two parts in the tool's output.
 func computeCapability(g gpu) string {

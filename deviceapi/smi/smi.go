@@ -1,6 +1,6 @@
 // Package smi writes snapshots of devices in the layouts of the real nvidia-smi:
-// the default table, the list, the CSV queries and the list of GPU instances. It
-// is pure: the same snapshot and time give the same text. Fetching snapshots,
+// the default table, the list, the full log, the CSV queries, the tables of GPU and
+// compute instances, and the monitors. It is pure: the same snapshot and time give the same text. Fetching snapshots,
 // arguments and exit codes belong to cmd/nvidia-smi.
 //
 // The layouts are those of drivers 550 to 570, and of 580 and later where that
@@ -11,6 +11,7 @@ package smi
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -21,12 +22,6 @@ import (
 // ErrNoDevices means that there is nothing to show: no device is visible, or none
 // that was selected. The text is that of the real tool.
 var ErrNoDevices = errors.New("No devices were found") //nolint:staticcheck // the real tool's text
-
-// ErrNoMIGDevices means that no visible GPU works through partitions.
-var ErrNoMIGDevices = errors.New("No MIG-enabled devices found.") //nolint:staticcheck // the real tool's text
-
-// ErrNoInstances means that no partition is visible.
-var ErrNoInstances = errors.New("No GPU instances found: Not Found") //nolint:staticcheck // the real tool's text
 
 // LostError is a GPU that does not answer any more. The text is that of the real tool.
 type LostError struct{ BusID string }
@@ -86,6 +81,30 @@ func (r *Report) Select(ids string) (*Report, error) {
 	return selected, nil
 }
 
+// SelectInstances returns a report of the GPU instances that ids names, a
+// comma-separated list. It fails with ErrNoInstances where one of them is none.
+func (r *Report) SelectInstances(ids string) (*Report, error) {
+	selected := &Report{total: r.total, now: r.now, gpus: slices.Clone(r.gpus)}
+	for i := range selected.gpus {
+		selected.gpus[i].Partitions = nil
+	}
+	for id := range strings.SplitSeq(ids, ",") {
+		found := false
+		for i, g := range r.gpus {
+			for _, p := range g.Partitions {
+				if strconv.Itoa(p.GPUInstanceID) == strings.TrimSpace(id) {
+					found = true
+					selected.gpus[i].Partitions = append(selected.gpus[i].Partitions, p)
+				}
+			}
+		}
+		if !found {
+			return nil, ErrNoInstances
+		}
+	}
+	return selected, nil
+}
+
 func (g gpu) is(id string) bool {
 	if id == "" {
 		return false
@@ -126,33 +145,4 @@ func (r *Report) Version() string {
 	}
 	return fmt.Sprintf("NVIDIA-SMI version  : %s\nNVML version        : %s\nDRIVER version      : %s\nCUDA Version        : %s\n",
 		driver, library, driver, r.gpus[0].CUDAVersion)
-}
-
-// Instances writes a table of the visible GPU instances: nvidia-smi mig -lgi. It
-// fails with ErrNoMIGDevices or ErrNoInstances where there is none.
-func (r *Report) Instances() (string, error) {
-	const rule = "+---------------------------------------------------------+\n"
-	var b strings.Builder
-	b.WriteString(rule)
-	b.WriteString("| GPU instances:                                          |\n" +
-		"| GPU   Name               Profile  Instance   Placement  |\n" +
-		"|                            ID       ID       Start:Size |\n" +
-		"|=========================================================|\n")
-	enabled, instances := false, 0
-	for _, g := range r.gpus {
-		enabled = enabled || g.MIGMode == deviceapi.MIGEnabled
-		for _, p := range g.Partitions {
-			instances++
-			fmt.Fprintf(&b, "|%4d  MIG %-17s%3d%9d%11d:%-6d|\n",
-				g.index, p.Profile, p.ProfileID, p.GPUInstanceID, p.PlacementStart, p.PlacementSize)
-			b.WriteString(rule)
-		}
-	}
-	switch {
-	case !enabled:
-		return "", ErrNoMIGDevices
-	case instances == 0:
-		return "", ErrNoInstances
-	}
-	return b.String(), nil
 }

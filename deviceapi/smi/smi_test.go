@@ -33,6 +33,7 @@ func h100(driver, cuda string) deviceapi.GPU {
 		MIGMode:           deviceapi.MIGDisabled,
 		MemoryBytes:       81559 * mebibyte,
 		PowerLimitWatts:   700,
+		Profiles:          h100Profiles(),
 	}
 }
 

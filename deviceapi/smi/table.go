@@ -144,19 +144,15 @@ func (r *Report) processes(b *strings.Builder) {
 		"|        ID   ID                                                               Usage      |\n" +
 		"|=========================================================================================|\n")
 	empty := true
-	row := func(index int, instance, compute string, p deviceapi.Process) {
-		empty = false
-		fmt.Fprintf(b, "|%5d%-6s%-5s%16d      C   %-*s%11dMiB |\n",
-			index, instance, compute, p.PID, processWidth, cutStart(p.Name, processWidth), mib(p.Memory))
-	}
 	for _, g := range r.gpus {
-		for _, p := range g.Processes {
-			row(g.index, "   N/A", "  N/A", p)
-		}
-		for _, part := range g.Partitions {
-			for _, p := range part.Processes {
-				row(g.index, fmt.Sprintf("%5d", part.GPUInstanceID), fmt.Sprintf("%4d", part.ComputeInstanceID), p)
+		for _, p := range g.everyProcess() {
+			empty = false
+			instance, compute := "   "+noValue, "  "+noValue
+			if p.instance != noValue {
+				instance, compute = fmt.Sprintf("%5s", p.instance), fmt.Sprintf("%4s", p.compute)
 			}
+			fmt.Fprintf(b, "|%5d%-6s%-5s%16d      C   %-*s%11dMiB |\n",
+				g.index, instance, compute, p.PID, processWidth, cutStart(p.Name, processWidth), mib(p.Memory))
 		}
 	}
 	if empty {
