@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -29,6 +30,7 @@ type fakeAPI struct {
 
 	mu       sync.Mutex
 	names    int
+	revision int // last resourceVersion
 	drops    func(*resourceapi.ResourceSlice)
 	honest   bool // dry runs drop, too
 	dryRuns  int
@@ -40,16 +42,6 @@ func newFakeAPI(objects ...runtime.Object) *fakeAPI {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node-uid", Labels: map[string]string{"pool": "h100"}}}
 	api.Clientset = fake.NewClientset(append(objects, node)...)
 	api.setMinor("37")
-	api.PrependReactor("*", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		api.mu.Lock()
-		defer api.mu.Unlock()
-		request := action.GetVerb() + " " + action.GetResource().Resource
-		if sub := action.GetSubresource(); sub != "" {
-			request += "/" + sub
-		}
-		api.requests[request]++
-		return false, nil, nil
-	})
 	write := func(action clienttesting.Action) (bool, runtime.Object, error) {
 		api.mu.Lock()
 		defer api.mu.Unlock()
@@ -76,6 +68,8 @@ func newFakeAPI(objects ...runtime.Object) *fakeAPI {
 			return true, answer, nil
 		}
 		api.drops(slice)
+		api.revision++
+		slice.ResourceVersion = strconv.Itoa(1000 + api.revision)
 		return false, nil, nil
 	}
 	api.PrependReactor("create", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -95,6 +89,17 @@ func newFakeAPI(objects ...runtime.Object) *fakeAPI {
 			return handled, object, err
 		}
 		return true, update.Object, api.Tracker().Update(update.GetResource(), update.Object, "")
+	})
+	// Before the others, so that it sees all requests.
+	api.PrependReactor("*", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		api.mu.Lock()
+		defer api.mu.Unlock()
+		request := action.GetVerb() + " " + action.GetResource().Resource
+		if sub := action.GetSubresource(); sub != "" {
+			request += "/" + sub
+		}
+		api.requests[request]++
+		return false, nil, nil
 	})
 	return api
 }

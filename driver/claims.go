@@ -540,7 +540,7 @@ func (c *claims) fleet() fleet {
 	if c.wanted == nil {
 		return fleet{fault: c.noStock}
 	}
-	return fleet{stock: c.stock, inUse: c.ledger.names()}
+	return fleet{stock: c.stock, inUse: c.ledger.names(), taken: c.ledger.taken()}
 }
 
 func (c *claims) currentStock() *stock {

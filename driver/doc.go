@@ -51,8 +51,11 @@
 //
 // The layout follows the version of the API server. Before partitions are published the driver asks
 // the API server, in a dry run, whether it keeps the counters that tell partitions apart; where it
-// drops them, partitions are withdrawn and whole GPUs stay. Ready means that the kubelet has registered
-// the driver and that the slices have been seen in the API.
+// drops them, partitions are withdrawn and whole GPUs stay. The order of the devices (package order)
+// decides which one the scheduler takes; where it depends on what is in use, a prepare or unprepare may
+// lead to one slice being rewritten, and others follow at intervals, each a single write that keeps the
+// pool complete and its generation. Ready means that the kubelet has registered the driver and that the
+// slices have been seen in the API.
 //
 // # Metrics
 //
@@ -66,6 +69,7 @@
 //	simgpu_published_slices                  ResourceSlices last seen in the API
 //	simgpu_published_devices                 devices last seen in the API
 //	simgpu_publish_errors_total              refused, failed or altered writes of slices
+//	simgpu_slice_reorders_total              slices written only to list their devices in another order
 //	simgpu_dropped_fields_total              slices stored without the fields of a feature, by feature
 //	simgpu_partitions_withdrawn              1 while the API server drops counters
 //	simgpu_inventory_valid                   1 while the inventory as it is now is in force

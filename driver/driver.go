@@ -96,6 +96,7 @@ func (d *Driver) Run(ctx context.Context) (err error) {
 	publisher := newPublisher(&publisher{
 		nodeName: d.opts.NodeName, driverName: d.opts.DriverName, client: d.opts.KubeClient,
 		fleet: claims.fleet, resync: d.opts.Resync, reporter: reporter, metrics: metrics,
+		order: d.opts.DeviceOrder, orderInterval: d.opts.DeviceOrderInterval,
 	})
 	d.publisher.Store(publisher)
 	claims.changed = func() {

@@ -163,3 +163,16 @@ func (l *ledger) names() map[string]bool {
 	}
 	return names
 }
+
+// taken returns the devices that claims have for themselves.
+func (l *ledger) taken() map[string]bool {
+	names := map[string]bool{}
+	for _, holdings := range l.byGPU {
+		for _, h := range holdings {
+			if !h.admin {
+				names[h.device] = true
+			}
+		}
+	}
+	return names
+}

@@ -44,6 +44,7 @@ type metrics struct {
 	publishedSlices      prometheus.Gauge
 	publishedDevices     prometheus.Gauge
 	publishErrors        prometheus.Counter
+	sliceReorders        prometheus.Counter
 	droppedFields        *prometheus.CounterVec
 	partitionsWithdrawn  prometheus.Gauge
 	inventoryValid       prometheus.Gauge
@@ -85,6 +86,10 @@ func newMetrics(prepared func() (claims, devices int)) *metrics {
 		publishErrors: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "simgpu_publish_errors_total",
 			Help: "Attempts to publish ResourceSlices that failed, or were not stored as sent.",
+		}),
+		sliceReorders: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "simgpu_slice_reorders_total",
+			Help: "ResourceSlices written only to list their devices in another order.",
 		}),
 		droppedFields: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "simgpu_dropped_fields_total",
@@ -128,7 +133,7 @@ func newMetrics(prepared func() (claims, devices int)) *metrics {
 			Help: "Devices that prepared claims have, each counted once.",
 		}, func() float64 { _, devices := prepared(); return float64(devices) }),
 		m.duration, m.errors, m.conflicts, m.orphansRemoved,
-		m.publishedSlices, m.publishedDevices, m.publishErrors, m.droppedFields, m.partitionsWithdrawn,
+		m.publishedSlices, m.publishedDevices, m.publishErrors, m.sliceReorders, m.droppedFields, m.partitionsWithdrawn,
 		m.inventoryValid, m.unreadableCheckpoint, m.unsettledCheckpoints, m.attributionErrors, m.deviceStatusErrors,
 	)
 	for _, operation := range []string{opPrepare, opUnprepare} {

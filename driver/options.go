@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/simgpu/simgpu/driver/order"
 	"github.com/simgpu/simgpu/profiles"
 )
 
@@ -43,6 +44,11 @@ type Options struct {
 	DeviceStatus bool
 	// ForceBesideRealGPU starts the driver on a node where a driver of real GPUs is installed.
 	ForceBesideRealGPU bool
+	// DeviceOrder is the order in which devices are published; "" is that of the vendor.
+	DeviceOrder order.Order
+	// DeviceOrderInterval is the least time between two changes of an order that depends on what is in use.
+	// Each rewrites one ResourceSlice.
+	DeviceOrderInterval time.Duration
 	// Resync is how often claims, orphans and published slices are compared with the API.
 	Resync time.Duration
 
@@ -63,6 +69,8 @@ func DefaultOptions() Options {
 		CDIDir:              "/var/run/cdi",
 		HTTPEndpoint:        ":8080",
 		DeviceStatus:        true,
+		DeviceOrder:         order.Vendor,
+		DeviceOrderInterval: time.Second,
 		Resync:              5 * time.Minute,
 		HostRoot:            "/",
 	}
@@ -84,6 +92,15 @@ func (o *Options) complete() error {
 		if required.value == "" {
 			errs = append(errs, fmt.Errorf("%s is required", required.name))
 		}
+	}
+	if o.DeviceOrder == "" {
+		o.DeviceOrder = order.Vendor
+	}
+	if _, err := order.Parse(string(o.DeviceOrder)); err != nil {
+		errs = append(errs, err)
+	}
+	if o.DeviceOrder == order.Adaptive && o.DeviceOrderInterval <= 0 {
+		errs = append(errs, fmt.Errorf("the interval of the device order must be positive, not %v", o.DeviceOrderInterval))
 	}
 	if o.Resync <= 0 {
 		errs = append(errs, fmt.Errorf("the resync period must be positive, not %v", o.Resync))

@@ -22,6 +22,8 @@ type fleet struct {
 	fault error
 	// inUse holds the names of devices that claims have.
 	inUse map[string]bool
+	// taken are those of them that claims have for themselves: not by administrative access.
+	taken map[string]bool
 }
 
 // usageMatters is false where the same is published whatever is in use.
@@ -37,18 +39,21 @@ type apiLimits struct {
 	noTaints bool
 }
 
-// resourcesOf returns what a node publishes of its fleet.
+// arrangement spreads the devices of a node over slices.
+type arrangement func(*hardware.Node, deviceslices.Layout) (resourceslice.DriverResources, error)
+
+// resourcesOf returns what a node publishes of its fleet, as arranged.
 //
 // Where partitions cannot be kept apart there are none, and a GPU with a partition in use is not
 // offered as a whole either. Of a GPU that is on its way out only the devices in use are published,
 // tainted, or not at all where taints are dropped.
-func resourcesOf(nodeName, driverName string, f fleet, layout deviceslices.Layout, api apiLimits) (resourceslice.DriverResources, error) {
+func resourcesOf(nodeName, driverName string, f fleet, layout deviceslices.Layout, api apiLimits, arrange arrangement) (resourceslice.DriverResources, error) {
 	node := &hardware.Node{Name: nodeName, DriverName: driverName}
 	for _, gpu := range f.stock.gpus {
 		node.GPUs = append(node.GPUs, gpu.GPU)
 	}
 	slices.SortStableFunc(node.GPUs, func(a, b *hardware.GPU) int { return cmp.Compare(a.PCIBusID, b.PCIBusID) })
-	resources, err := deviceslices.Resources(node, layout)
+	resources, err := arrange(node, layout)
 	if err != nil || !f.usageMatters(api) {
 		return resources, err
 	}

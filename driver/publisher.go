@@ -21,6 +21,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 
+	"github.com/simgpu/simgpu/driver/order"
 	deviceslices "github.com/simgpu/simgpu/driver/slices"
 )
 
@@ -44,11 +45,14 @@ type publisher struct {
 	nodeName, driverName string
 	client               kubernetes.Interface
 	// publish hands slices over to whoever writes them: the kubeletplugin helper.
-	publish  func(context.Context, resourceslice.DriverResources) error
-	fleet    func() fleet
-	resync   time.Duration
-	reporter *reporter
-	metrics  *metrics
+	publish func(context.Context, resourceslice.DriverResources) error
+	fleet   func() fleet
+	resync  time.Duration
+	// order is that of the devices, "" the vendor's; it changes with what is in use at such an interval.
+	order         order.Order
+	orderInterval time.Duration
+	reporter      *reporter
+	metrics       *metrics
 
 	wake chan struct{}
 
@@ -66,11 +70,16 @@ type publisher struct {
 	published *resourceslice.DriverResources
 	of        fleet
 	with      apiLimits
+	ordering  *ordering
+	// reordering is true from when another order is handed over until it is seen. What is visible serves
+	// meanwhile.
+	reordering bool
 }
 
 // newPublisher completes a publisher whose dependencies are set.
 func newPublisher(p *publisher) *publisher {
 	p.wake = make(chan struct{}, 1)
+	p.ordering = newOrdering(p.order, p.orderInterval, p.changed)
 	return p
 }
 
@@ -109,6 +118,7 @@ func (p *publisher) run(ctx context.Context) {
 		return wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.2, Steps: 100, Cap: time.Minute}
 	}
 	backoff := newBackoff()
+	defer p.ordering.stop()
 	thorough := true
 	var due time.Time // when to be thorough again, however often there is something new before that
 	for {
@@ -162,7 +172,8 @@ func (p *publisher) sync(ctx context.Context, thorough bool) error {
 	}
 
 	api := p.limits()
-	if !thorough && p.published != nil && f.stock == p.of.stock && api == p.with && !f.usageMatters(api) && p.ready() == nil {
+	reorder := p.ordering.due(f.taken)
+	if !thorough && p.published != nil && f.stock == p.of.stock && api == p.with && !f.usageMatters(api) && !reorder && !p.reordering && p.ready() == nil {
 		return nil
 	}
 	if thorough || f.stock != p.of.stock {
@@ -171,7 +182,11 @@ func (p *publisher) sync(ctx context.Context, thorough bool) error {
 		}
 		api = p.limits()
 	}
-	resources, err := resourcesOf(p.nodeName, p.driverName, f, layout, api)
+	arrange := p.ordering.unchanged(f.taken)
+	if reorder {
+		arrange = p.ordering.reordered(f.taken)
+	}
+	resources, err := resourcesOf(p.nodeName, p.driverName, f, layout, api, arrange)
 	if err != nil {
 		return err
 	}
@@ -205,7 +220,12 @@ func (p *publisher) hand(ctx context.Context, resources *resourceslice.DriverRes
 		p.of, p.with = f, api
 		return nil
 	}
-	p.setVisible(false, 0, 0)
+	p.reordering = p.published != nil && p.ready() == nil && onlyReordered(p.published.Pools[p.nodeName], resources.Pools[p.nodeName])
+	if p.reordering {
+		p.metrics.sliceReorders.Inc()
+	} else {
+		p.setVisible(false, 0, 0)
+	}
 	if err := p.publish(ctx, *resources); err != nil {
 		return err
 	}
@@ -222,7 +242,7 @@ func (p *publisher) probe(ctx context.Context, f fleet, layout deviceslices.Layo
 	if distrusted {
 		return nil
 	}
-	resources, err := resourcesOf(p.nodeName, p.driverName, f, layout, apiLimits{})
+	resources, err := resourcesOf(p.nodeName, p.driverName, f, layout, apiLimits{}, deviceslices.Resources)
 	if err != nil {
 		return err
 	}
@@ -296,10 +316,14 @@ func (p *publisher) see(ctx context.Context, resources resourceslice.DriverResou
 				devices += len(slice.Spec.Devices)
 			}
 			p.setVisible(true, len(inAPI), devices)
+			p.reordering = false
 			return nil
 		}
-		p.setVisible(false, 0, 0)
-		if time.Now().After(deadline) {
+		late := time.Now().After(deadline)
+		if p.reordering = p.reordering && !late; !p.reordering {
+			p.setVisible(false, 0, 0)
+		}
+		if late {
 			return errors.New("the API server does not show them as they should be")
 		}
 		if time.Now().After(remind) {

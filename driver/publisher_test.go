@@ -20,6 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/simgpu/simgpu/driver/inventory"
+	"github.com/simgpu/simgpu/driver/order"
 	deviceslices "github.com/simgpu/simgpu/driver/slices"
 )
 
@@ -94,7 +95,7 @@ func TestWhatIsPublished(t *testing.T) {
 			[]string{whole0, whole1}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			resources, err := resourcesOf(nodeName, driverName, test.fleet, test.layout, test.api)
+			resources, err := resourcesOf(nodeName, driverName, test.fleet, test.layout, test.api, deviceslices.Resources)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -143,12 +144,17 @@ func startPublishing(t *testing.T, api *fakeAPI, f fleet) *publishing {
 
 func startPublishingEvery(t *testing.T, resync time.Duration, api *fakeAPI, f fleet) *publishing {
 	t.Helper()
+	return startPublishingIn(t, "", 0, resync, api, f)
+}
+
+func startPublishingIn(t *testing.T, o order.Order, interval, resync time.Duration, api *fakeAPI, f fleet) *publishing {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	p := &publishing{api: api, events: newEvents(), fleet: f}
 	var controller *resourceslice.Controller
 	plugin := &plugin{}
 	p.publisher = newPublisher(&publisher{
-		nodeName: nodeName, driverName: driverName, client: api, resync: resync,
+		nodeName: nodeName, driverName: driverName, client: api, resync: resync, order: o, orderInterval: interval,
 		reporter: p.events.reporter(), metrics: newMetrics(func() (int, int) { return 0, 0 }),
 		fleet: func() fleet {
 			p.mu.Lock()

@@ -69,6 +69,9 @@ func (c *config) addFlags(flags *pflag.FlagSet, getenv func(string) string) {
 	flags.StringVar(&o.HTTPEndpoint, "http-endpoint", o.HTTPEndpoint, "address of /metrics, /healthz and /readyz; empty: none")
 	flags.StringVar(&o.DCGMEndpoint, "dcgm-endpoint", o.DCGMEndpoint, "address of the GPUs' own /metrics, as dcgm-exporter names them; empty: none")
 	flags.StringVar(&o.PodResourcesSocket, "pod-resources-socket", o.PodResourcesSocket, "socket of the kubelet that tells --dcgm-endpoint which pods use the GPUs; empty: that stays unknown")
+	flags.StringVar((*string)(&o.DeviceOrder), "device-order", string(o.DeviceOrder), "order in which devices are published, of which the scheduler takes the first that fits: "+
+		"vendor, as real hardware; packed, those first that rule out fewest others; adaptive, the same for what is in use at the moment")
+	flags.DurationVar(&o.DeviceOrderInterval, "device-order-interval", o.DeviceOrderInterval, "least time between two changes of the adaptive order, each of which rewrites one ResourceSlice")
 	flags.StringVar(&c.kubeconfig, "kubeconfig", "", "kubeconfig file (default: the service account of the pod)")
 	flags.BoolVar(&o.DeviceStatus, "device-status", o.DeviceStatus, "tell in status.devices of claims which devices are prepared")
 	flags.BoolVar(&o.ForceBesideRealGPU, "force-beside-real-gpu", false, "start even where a driver of real GPUs is installed")

@@ -7,12 +7,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/client-go/rest"
 	logsapi "k8s.io/component-base/logs/api/v1"
 
 	"github.com/simgpu/simgpu/driver"
+	"github.com/simgpu/simgpu/driver/order"
 )
 
 // parse returns what the command would run with.
@@ -32,7 +34,7 @@ func TestFlagsReachTheDriver(t *testing.T) {
 	got, err := parse(t, nil,
 		"--node-name=n", "--driver-name=gpu.example.com", "--inventory=/etc/i.yaml",
 		"--kubelet-plugins-dir=/k/plugins", "--kubelet-registrar-dir=/k/registry", "--cdi-dir=/cdi", "--tools-dir=/tools",
-		"--http-endpoint=:1", "--kubeconfig=/kc", "--force-beside-real-gpu", "--logging-format=json", "-v=4",
+		"--http-endpoint=:1", "--kubeconfig=/kc", "--device-order=adaptive", "--device-order-interval=3s", "--force-beside-real-gpu", "--logging-format=json", "-v=4",
 	)
 	if err != nil {
 		t.Fatal(err)
@@ -42,6 +44,7 @@ func TestFlagsReachTheDriver(t *testing.T) {
 	want.KubeletPluginsDir, want.KubeletRegistrarDir, want.CDIDir = "/k/plugins", "/k/registry", "/cdi"
 	want.ToolsDir, want.Tools = "/tools", []string{"nvidia-smi", "simgpu-run"}
 	want.HTTPEndpoint, want.ForceBesideRealGPU = ":1", true
+	want.DeviceOrder, want.DeviceOrderInterval = order.Adaptive, 3*time.Second
 	if diff := cmp.Diff(want, got.driver); diff != "" {
 		t.Error(diff)
 	}

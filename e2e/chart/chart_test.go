@@ -189,6 +189,8 @@ func TestArguments(t *testing.T) {
 		"--dcgm-endpoint=:9400",
 		"--pod-resources-socket=/var/lib/kubelet/pod-resources/kubelet.sock",
 		"--device-status=true",
+		"--device-order=vendor",
+		"--device-order-interval=1s",
 		"--force-beside-real-gpu=false",
 		"--logging-format=text",
 		"--v=2",
@@ -204,7 +206,7 @@ func TestArguments(t *testing.T) {
 
 // The driver's own parser has to know every argument that the chart can render.
 func TestDriverKnowsTheArguments(t *testing.T) {
-	for _, values := range []string{"", "{logFormat: json, logVerbosity: 6, forceBesideRealGPU: true}"} {
+	for _, values := range []string{"", "{logFormat: json, logVerbosity: 6, deviceOrder: adaptive, deviceOrderInterval: 500ms, forceBesideRealGPU: true}"} {
 		args := onlyContainer(t, daemonSet(t, render(t, values)).Spec.Template.Spec).Args
 		driver := exec.CommandContext(t.Context(), "go", slices.Concat([]string{"run", "./cmd/simgpu-kubelet-plugin"}, args, []string{"--help"})...)
 		driver.Dir = "../.."
@@ -509,6 +511,12 @@ var optionCases = map[string]struct {
 	"inventory.rules": {"inventory: {rules: [{gpus: []}]}", func(t *testing.T, r objects) any {
 		return get[*corev1.ConfigMap](t, r, "simgpu-inventory").Data["inventory.yaml"]
 	}, "apiVersion: simgpu.dev/v1alpha1\nkind: NodeInventory\nrules:\n- gpus: []\n"},
+	"deviceOrder": {"deviceOrder: packed", func(t *testing.T, r objects) any {
+		return slices.Contains(container(t, r).Args, "--device-order=packed")
+	}, true},
+	"deviceOrderInterval": {"deviceOrderInterval: 1m30s", func(t *testing.T, r objects) any {
+		return slices.Contains(container(t, r).Args, "--device-order-interval=1m30s")
+	}, true},
 	"forceBesideRealGPU": {"forceBesideRealGPU: true", func(t *testing.T, r objects) any {
 		return slices.Contains(container(t, r).Args, "--force-beside-real-gpu=true")
 	}, true},
@@ -651,6 +659,9 @@ func TestBadValuesAreRefused(t *testing.T) {
 		"no GPU":                      {"inventory: {rules: [{gpus: [{model: h100-sxm5-80gb, count: 0}]}]}", []string{"/inventory/rules/0/gpus/0/count", "got 0, want 1"}},
 		"unknown MIG mode":            {"inventory: {rules: [{gpus: [{model: h100-sxm5-80gb, migMode: always}]}]}", []string{"/inventory/rules/0/gpus/0/migMode", "'dynamic'"}},
 		"unknown GPU field":           {"inventory: {rules: [{gpus: [{model: h100-sxm5-80gb, memory: 80}]}]}", []string{"/inventory/rules/0/gpus/0", "additional properties 'memory' not allowed"}},
+		"unknown order":               {"deviceOrder: best", []string{"/deviceOrder", "'packed'"}},
+		"interval without a unit":     {"deviceOrderInterval: '30'", []string{"/deviceOrderInterval", "pattern"}},
+		"interval of nothing":         {"deviceOrderInterval: 0s", []string{"/deviceOrderInterval", "pattern"}},
 		"privileged port":             {"http: {port: 80}", []string{"/http/port", "want 1,024"}},
 		"no interval":                 {"serviceMonitor: {interval: 30}", []string{"/serviceMonitor/interval", "want string"}},
 		"two endpoints on one port":   {"http: {port: 9400}", []string{"dcgm.port and http.port are both 9400", "another port"}},
