@@ -233,7 +233,7 @@ func (d *Driver) restore(ctx context.Context, claims *claims, reporter *reporter
 	return tools.Prune(d.paths.tools, filepath.Dir(claims.tools[0].HostPath))
 }
 
-func (d *Driver) startHelper(ctx context.Context, plugin *plugin, metadata *metadataFiles) (*kubeletplugin.Helper, error) {
+func (d *Driver) startHelper(ctx context.Context, plugin kubeletplugin.DRAPlugin, metadata *metadataFiles) (*kubeletplugin.Helper, error) {
 	helper, err := kubeletplugin.Start(ctx, plugin,
 		kubeletplugin.DriverName(d.opts.DriverName),
 		kubeletplugin.NodeName(d.opts.NodeName),

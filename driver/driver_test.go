@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	resourceapi "k8s.io/api/resource/v1"
@@ -35,8 +36,12 @@ type wholeNode struct {
 
 func newWholeNode(t *testing.T, objects ...runtime.Object) *wholeNode {
 	t.Helper()
-	n := &wholeNode{testNode: newTestNode(t), api: newFakeAPI(objects...), inventory: newConfigMap(t)}
-	root, err := os.MkdirTemp("", "simgpu") //nolint:usetesting // t.TempDir has too long a name for sockets
+	// In memory, if possible: many tests wait for nothing but the disk. And t.TempDir has too long a name for sockets.
+	memory := "/dev/shm"
+	if unix.Access(memory, unix.W_OK) != nil {
+		memory = ""
+	}
+	root, err := os.MkdirTemp(memory, "simgpu") //nolint:usetesting // see above
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,6 +50,13 @@ func newWholeNode(t *testing.T, objects ...runtime.Object) *wholeNode {
 			t.Error(err)
 		}
 	})
+	return wholeNodeIn(t, root, objects...)
+}
+
+// wholeNodeIn is for a node whose files are in root already or will be.
+func wholeNodeIn(t *testing.T, root string, objects ...runtime.Object) *wholeNode {
+	t.Helper()
+	n := &wholeNode{testNode: newTestNode(t), api: newFakeAPI(objects...), inventory: newConfigMap(t)}
 	n.root = root
 	n.inventory.write(inventoryText(gpusRule("h100-sxm5-80gb", 2)))
 

@@ -44,9 +44,12 @@ type testNode struct {
 	bootID    string
 }
 
+// loadCatalogue reads the catalogue once for all tests: nothing changes it.
+var loadCatalogue = sync.OnceValues(profiles.Load)
+
 func newTestNode(t *testing.T) *testNode {
 	t.Helper()
-	catalogue, err := profiles.Load()
+	catalogue, err := loadCatalogue()
 	if err != nil {
 		t.Fatal(err)
 	}
