@@ -20,7 +20,31 @@ type claimLock struct {
 
 // lock waits for its turn or for the end of the context, and returns what gives the turn back.
 func (c *claimLocks) lock(ctx context.Context, uid types.UID) (unlock func(), err error) {
+	l := c.enter(uid)
+	select {
+	case l.held <- struct{}{}:
+		return func() { <-l.held; c.leave(uid, l) }, nil
+	case <-ctx.Done():
+		c.leave(uid, l)
+		return nil, context.Cause(ctx)
+	}
+}
+
+// tryLock is a lock that does not wait; ok is false while another operation works on the claim.
+func (c *claimLocks) tryLock(uid types.UID) (unlock func(), ok bool) {
+	l := c.enter(uid)
+	select {
+	case l.held <- struct{}{}:
+		return func() { <-l.held; c.leave(uid, l) }, true
+	default:
+		c.leave(uid, l)
+		return nil, false
+	}
+}
+
+func (c *claimLocks) enter(uid types.UID) *claimLock {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	if c.locks == nil {
 		c.locks = map[types.UID]*claimLock{}
 	}
@@ -30,20 +54,13 @@ func (c *claimLocks) lock(ctx context.Context, uid types.UID) (unlock func(), er
 		c.locks[uid] = l
 	}
 	l.users++
-	c.mu.Unlock()
+	return l
+}
 
-	leave := func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if l.users--; l.users == 0 {
-			delete(c.locks, uid)
-		}
-	}
-	select {
-	case l.held <- struct{}{}:
-		return func() { <-l.held; leave() }, nil
-	case <-ctx.Done():
-		leave()
-		return nil, context.Cause(ctx)
+func (c *claimLocks) leave(uid types.UID, l *claimLock) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if l.users--; l.users == 0 {
+		delete(c.locks, uid)
 	}
 }

@@ -34,6 +34,7 @@ type socketServer interface {
 type claimStore interface {
 	Load() ([]checkpoint.Claim, []checkpoint.Unreadable, error)
 	Write(checkpoint.Claim) error
+	Has(types.UID) bool
 	Remove(types.UID) error
 }
 
@@ -73,7 +74,7 @@ func newClaims(c *claims) *claims {
 	return c
 }
 
-// unsettledClaim is a claim whose checkpoint cannot be read.
+// unsettledClaim is a claim whose checkpoint cannot be read or is lost.
 type unsettledClaim struct {
 	checkpoint.Unreadable
 	devices []string // names it seems to have; none: it may have any
@@ -324,8 +325,11 @@ func holdingOf(claim checkpoint.Claim, i int, device *hardware.Device) holding {
 
 // complete takes a reserved claim to the end, step by step.
 func (c *claims) complete(claim checkpoint.Claim) error {
-	if err := c.store.Write(claim); err != nil {
-		return err
+	// Of a claim of unknown content, which containers may be using, a crash must leave just that.
+	if !c.isUnsettled(claim.UID) {
+		if err := c.store.Write(claim); err != nil {
+			return err
+		}
 	}
 	c.waypoints.Reached(IntentWritten, claim.UID)
 	if err := c.openSockets(claim); err != nil {
@@ -414,7 +418,7 @@ func (c *claims) renew(claim checkpoint.Claim) ([]kubeletplugin.Device, error) {
 	if err := c.putSpec(claim); err != nil {
 		return nil, err
 	}
-	if claim.BootID != c.bootID {
+	if claim.BootID != c.bootID || !c.store.Has(claim.UID) {
 		claim.BootID = c.bootID
 		if err := c.store.Write(claim); err != nil {
 			return nil, err
@@ -422,6 +426,21 @@ func (c *claims) renew(claim checkpoint.Claim) ([]kubeletplugin.Device, error) {
 		c.remember(claim)
 	}
 	return c.answer(claim), nil
+}
+
+// refresh renews a prepared claim that nothing else works on.
+func (c *claims) refresh(uid types.UID) error {
+	unlock, ok := c.locks.tryLock(uid)
+	if !ok {
+		return nil
+	}
+	defer unlock()
+	current, ok := c.lookup(uid)
+	if !ok || current.State != checkpoint.Prepared {
+		return nil
+	}
+	_, err := c.renew(current)
+	return err
 }
 
 // deviceNames are the devices of a claim, each once, in the order of the claim.
@@ -564,6 +583,15 @@ func (c *claims) preparedCount() (claims, devices int) {
 		}
 	}
 	return claims, len(names)
+}
+
+// has tells whether the node has a claim, or may have it.
+func (c *claims) has(uid types.UID) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, known := c.known[uid]
+	_, unsettled := c.unsettled[uid]
+	return known || unsettled
 }
 
 func (c *claims) isUnsettled(uid types.UID) bool {

@@ -54,7 +54,7 @@ func claimList(claims ...*resourceapi.ResourceClaim) []*resourceapi.ResourceClai
 // uuidClaim is a claim with a UID as the API server makes them.
 func uuidClaim(name string, devices ...string) *resourceapi.ResourceClaim {
 	claim := claimOf(name, devices)
-	claim.UID = types.UID(fmt.Sprintf("%08x-6c0e-4a55-9a37-0d1d4b1f6f11", name))
+	claim.UID = types.UID(fmt.Sprintf("%.8s-6c0e-4a55-9a37-0d1d4b1f6f11", fmt.Sprintf("%08x", name)))
 	return claim
 }
 
@@ -90,7 +90,7 @@ func (d disturbance) expectRecovered(t *testing.T, n *wholeNode, answerB []strin
 	if len(m.found.failed) > 0 {
 		t.Errorf("restored: %v", m.found.failed)
 	}
-	m.reconciler.run(t.Context())
+	m.reconciler.run(n.quiet())
 	d.expectInOrder(t, m, answerB)
 	m.stop()
 }
@@ -124,7 +124,7 @@ func (d disturbance) expectInOrder(t *testing.T, m *machinery, answerB []string)
 // the system call>.
 const victimEnv = "SIMGPU_TEST_VICTIM"
 
-// TestKilledAnywhere kills a driver process before each file system call of an operation in turn, and at
+// TestKilledAnywhere kills a driver process before each change that an operation makes to a file system, in turn, and at
 // each waypoint, and checks what the next process makes of it.
 func TestKilledAnywhere(t *testing.T) {
 	if os.Getenv(victimEnv) != "" {
@@ -154,7 +154,7 @@ func TestKilledAnywhere(t *testing.T) {
 			if calls < 5 {
 				t.Fatalf("%d system calls: not all of them are seen", calls)
 			}
-			for number := 1; number <= calls; number++ {
+			for number := 1; number <= calls; number += stride {
 				moments = append(moments, strconv.Itoa(number))
 			}
 			for _, moment := range moments {
@@ -225,7 +225,7 @@ func runVictim(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			m.reconciler.run(t.Context())
+			m.reconciler.run(n.quiet())
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -269,7 +269,7 @@ func TestEverySystemCallMayFail(t *testing.T) {
 	for _, d := range disturbances() {
 		t.Run(d.name, func(t *testing.T) {
 			t.Parallel()
-			for number := 1; failAt(t, d, failures[number%len(failures)], number); number++ {
+			for number := 1; failAt(t, d, failures[number%len(failures)], number); number += stride {
 			}
 		})
 	}
@@ -295,7 +295,7 @@ func failAt(t *testing.T, d disturbance, failure unix.Errno, number int) (came b
 	if d.prepare == nil && d.unprepare == nil {
 		watchErr := atFileSyscall(decide, func() {
 			if m, err = n.open(); err == nil {
-				m.reconciler.run(t.Context())
+				m.reconciler.run(n.quiet())
 			}
 		})
 		if watchErr != nil {
@@ -308,7 +308,7 @@ func failAt(t *testing.T, d disturbance, failure unix.Errno, number int) (came b
 			m.serve()
 			defer m.stop()
 		}
-		m.reconciler.run(t.Context())
+		m.reconciler.run(n.quiet())
 	} else {
 		m = n.startMachinery()
 		watched := m.lockedWatch(decide)

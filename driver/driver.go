@@ -103,7 +103,7 @@ func (d *Driver) Run(ctx context.Context) (err error) {
 		publisher.changed()
 		view.update(running)
 	}
-	metadata, err := openMetadata(d.paths.metadata, d.opts.CDIDir, d.opts.DriverName)
+	metadata, err := openMetadata(d.paths.metadata, d.opts.CDIDir, d.opts.DriverName, claims.has)
 	if err != nil {
 		return err
 	}
@@ -215,18 +215,30 @@ func (d *Driver) restore(ctx context.Context, claims *claims, reporter *reporter
 	if err != nil {
 		return err
 	}
+	unsettled := 0
 	for _, u := range found.unreadable {
+		if u.Stray {
+			logger.Error(u.Err, "A file in the checkpoint folder is no claim's; it is left alone", "file", u.Path)
+			continue
+		}
+		unsettled++
 		logger.Error(u.Err, "Checkpoint set aside", "claim", claimRef{u.Claim, u.UID}, "file", u.Path)
 		reporter.node(corev1.EventTypeWarning, reasonCheckpointUnreadable,
 			"The checkpoint of claim %s cannot be read and was set aside as %s: %v. Its devices are not given out before it is rebuilt from the API", claimRef{u.Claim, u.UID}, u.Path, u.Err)
 	}
-	metrics.unreadableCheckpoint.Add(float64(len(found.unreadable)))
-	metrics.unsettledCheckpoints.Set(float64(len(found.unreadable)))
+	metrics.unreadableCheckpoint.Add(float64(unsettled))
+	for _, uid := range found.lost {
+		unsettled++
+		logger.Error(errLost, "The checkpoint of a claim is lost; it is rebuilt from the API", "claimUID", uid)
+		reporter.node(corev1.EventTypeWarning, reasonCheckpointUnreadable,
+			"The checkpoint of the claim of UID %s is lost: %v. Its devices are not given out before it is rebuilt from the API", uid, errLost)
+	}
+	metrics.unsettledCheckpoints.Set(float64(unsettled))
 	for _, err := range found.failed {
 		logger.Error(err, "A claim of an earlier start is incomplete")
 	}
-	logger.Info("Claims of earlier starts restored", "prepared", found.prepared, "preparedBeforeReboot", found.earlierBoot, "undone", found.undone, "unreadable", len(found.unreadable))
-	if len(d.opts.Tools) == 0 || len(found.failed) > 0 {
+	logger.Info("Claims of earlier starts restored", "prepared", found.prepared, "preparedBeforeReboot", found.earlierBoot, "undone", found.undone, "unsettled", unsettled)
+	if len(d.opts.Tools) == 0 || len(found.failed)+unsettled > 0 {
 		return nil
 	}
 	// All specs name the current tools now.
@@ -248,6 +260,7 @@ func (d *Driver) startHelper(ctx context.Context, plugin kubeletplugin.DRAPlugin
 		// Device health is not reported yet.
 		kubeletplugin.HealthService(false),
 		kubeletplugin.GRPCInterceptor(d.noteRegistration),
+		kubeletplugin.GRPCInterceptor(metadata.checkAnswers),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("start the kubelet plugin: %w", err)

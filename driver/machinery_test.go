@@ -11,11 +11,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
 	draapi "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/simgpu/simgpu/deviceapi"
@@ -58,6 +60,11 @@ func (p watchedPlugin) UnprepareResourceClaims(ctx context.Context, claims []kub
 	return p.plugin.UnprepareResourceClaims(ctx, claims)
 }
 
+// quiet is the context of the test without a log: these tests make the driver complain a lot.
+func (n *wholeNode) quiet() context.Context {
+	return klog.NewContext(n.t.Context(), logr.Discard())
+}
+
 // open is the first half of a start: what is on disk is brought in order, as far as that is possible
 // without the API.
 func (n *wholeNode) open() (*machinery, error) {
@@ -71,11 +78,11 @@ func (n *wholeNode) open() (*machinery, error) {
 	if m.claims, err = d.openClaims(m.server); err != nil {
 		return nil, err
 	}
-	metadata, err := openMetadata(d.paths.metadata, d.opts.CDIDir, d.opts.DriverName)
+	metadata, err := openMetadata(d.paths.metadata, d.opts.CDIDir, d.opts.DriverName, m.has)
 	if err != nil {
 		return nil, err
 	}
-	if m.found, err = m.restore(n.t.Context()); err != nil {
+	if m.found, err = m.restore(n.quiet()); err != nil {
 		return nil, err
 	}
 	m.reconciler = &reconciler{claims: m.claims, client: n.api, reporter: m.events.reporter(), metrics: newMetrics(m.preparedCount), metadata: metadata}
@@ -100,7 +107,7 @@ func (m *machinery) serve() {
 	}
 	p := &plugin{claims: m.claims, reconciler: m.reconciler, reporter: m.reconciler.reporter, metrics: m.reconciler.metrics,
 		fatal: func(err error) { n.t.Error(err) }}
-	if m.helper, err = d.startHelper(n.t.Context(), watchedPlugin{p, m}, m.reconciler.metadata); err != nil {
+	if m.helper, err = d.startHelper(n.quiet(), watchedPlugin{p, m}, m.reconciler.metadata); err != nil {
 		n.t.Fatal(err)
 	}
 	m.client = draapi.NewDRAPluginClient(n.dial(filepath.Join(n.pluginDir(), "dra.sock")))

@@ -1,18 +1,23 @@
 package driver
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"google.golang.org/grpc"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	draapi "k8s.io/kubelet/pkg/apis/dra/v1"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/simgpu/simgpu/internal/durable"
@@ -26,14 +31,20 @@ type metadataFiles struct {
 	dir        string
 	cdiDir     string
 	driverName string
+	// prepared tells whether the node has a claim.
+	prepared func(types.UID) bool
 }
+
+// specCopy is the CDI spec that shows a metadata file to containers, beside that file. With it the spec can
+// be renewed after the CDI folder, which is in memory, has been emptied.
+const specCopy = "cdi.json"
 
 // longestName is the longest name of a folder in all usual file systems, in bytes.
 const longestName = 255
 
 // openMetadata removes what interrupted writes left in the CDI folder.
-func openMetadata(dir, cdiDir, driverName string) (*metadataFiles, error) {
-	m := &metadataFiles{dir: dir, cdiDir: cdiDir, driverName: driverName}
+func openMetadata(dir, cdiDir, driverName string, prepared func(types.UID) bool) (*metadataFiles, error) {
+	m := &metadataFiles{dir: dir, cdiDir: cdiDir, driverName: driverName, prepared: prepared}
 	if err := durable.RemoveTemporary(cdiDir, m.specPrefix()); err != nil {
 		return nil, fmt.Errorf("device metadata: remove unfinished files: %w", err)
 	}
@@ -46,15 +57,70 @@ func (m *metadataFiles) operations() kubeletplugin.MetadataFileOperations {
 		WriteFile: m.write,
 		MkdirAll:  func(path string, perm os.FileMode) error { return os.MkdirAll(m.place(path), perm) },
 		ReadFile:  func(path string) ([]byte, error) { return os.ReadFile(m.place(path)) },
-		RemoveAll: func(path string) error { return os.RemoveAll(m.place(path)) },
+		RemoveAll: m.removeAll,
+		Glob:      glob,
 	}
+}
+
+// glob finds the files of a folder. Unlike that of the Go library it reports a folder that it cannot read,
+// so that files to be removed are not overlooked.
+func glob(pattern string) ([]string, error) {
+	dir, name := filepath.Split(pattern)
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	var found []string
+	for _, e := range entries {
+		matches, err := filepath.Match(name, e.Name())
+		if err != nil {
+			return nil, err
+		}
+		if matches {
+			found = append(found, filepath.Join(dir, e.Name()))
+		}
+	}
+	return found, nil
+}
+
+// removeAll removes the folder of a claim, unless it has become that of another: the helper names it after
+// the claim's name, and a claim of that name may have been deleted and created again. What is the new one's
+// must survive that the old one is unprepared late.
+func (m *metadataFiles) removeAll(path string) error {
+	path = m.place(path)
+	files, err := filepath.Glob(filepath.Join(path, "*", "metadata.json"))
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		if object, err := readObject(file); err == nil && m.prepared(object.UID) {
+			return nil
+		}
+	}
+	return os.RemoveAll(path)
+}
+
+func readObject(file string) (*metav1.PartialObjectMetadata, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	object := &metav1.PartialObjectMetadata{}
+	return object, json.NewDecoder(f).Decode(object)
 }
 
 func (m *metadataFiles) write(path string, data []byte, perm os.FileMode) error {
 	if filepath.Dir(path) == filepath.Clean(m.cdiDir) {
 		var err error
-		if data, err = m.placeMounts(data); err != nil {
+		var of string
+		if data, of, err = m.placeMounts(data); err != nil {
 			return fmt.Errorf("device metadata: %s: %w", path, err)
+		}
+		if of != "" {
+			if err := durable.WriteFile(filepath.Join(filepath.Dir(of), specCopy), data, perm, nil); err != nil {
+				return fmt.Errorf("device metadata: %w", err)
+			}
 		}
 	}
 	return durable.WriteFile(m.place(path), data, perm, nil)
@@ -70,24 +136,26 @@ func (m *metadataFiles) place(path string) string {
 	return filepath.Join(m.dir, shortName(folder), rest)
 }
 
-// placeMounts makes a CDI spec of the helper mount files from where they are.
-func (m *metadataFiles) placeMounts(data []byte) ([]byte, error) {
+// placeMounts makes a CDI spec of the helper mount files from where they are, and returns the last of these.
+func (m *metadataFiles) placeMounts(data []byte) (placed []byte, file string, err error) {
 	var spec specs.Spec
 	if err := json.Unmarshal(data, &spec); err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	moved := false
 	for _, device := range spec.Devices {
 		for _, mount := range device.ContainerEdits.Mounts {
-			if at := m.place(mount.HostPath); at != mount.HostPath {
-				mount.HostPath, moved = at, true
+			file = m.place(mount.HostPath)
+			if file != mount.HostPath {
+				mount.HostPath, moved = file, true
 			}
 		}
 	}
 	if !moved {
-		return data, nil
+		return data, file, nil
 	}
-	return json.Marshal(spec)
+	placed, err = json.Marshal(spec)
+	return placed, file, err
 }
 
 // shortName replaces the end of a name that is too long by a digest of all of it. No name of an object
@@ -113,15 +181,12 @@ func (m *metadataFiles) names(uid types.UID) ([]types.NamespacedName, error) {
 	}
 	var keys []types.NamespacedName
 	for _, file := range files {
-		f, err := os.Open(file)
+		object, err := readObject(file)
 		if err != nil {
 			continue
 		}
-		var object metav1.PartialObjectMetadata
-		err = json.NewDecoder(f).Decode(&object)
-		f.Close()
 		key := types.NamespacedName{Namespace: object.Namespace, Name: object.Name}
-		if err == nil && object.UID == uid && !slices.Contains(keys, key) {
+		if object.UID == uid && !slices.Contains(keys, key) {
 			keys = append(keys, key)
 		}
 	}
@@ -159,4 +224,67 @@ func (m *metadataFiles) orphans(paths []string, now present) []string {
 		}
 	}
 	return orphans
+}
+
+// renewSpecs writes the specs that are missing of claims that the node has.
+func (m *metadataFiles) renewSpecs(now present) error {
+	copies, err := filepath.Glob(filepath.Join(m.dir, "*", "*", specCopy))
+	if err != nil {
+		return fmt.Errorf("device metadata: %w", err)
+	}
+	var errs []error
+	for _, file := range copies {
+		errs = append(errs, m.renewSpec(file, now))
+	}
+	return errors.Join(errs...)
+}
+
+func (m *metadataFiles) renewSpec(file string, now present) error {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("device metadata: %w", err)
+	}
+	var spec specs.Spec
+	if err := json.Unmarshal(data, &spec); err != nil || len(spec.Devices) != 1 {
+		return nil // the next prepare writes it anew
+	}
+	name := spec.Devices[0].Name // <UID of the claim>_<request>
+	uid, _, _ := strings.Cut(name, "_")
+	if _, known := now.known[types.UID(uid)]; !known {
+		return nil
+	}
+	path := filepath.Join(m.cdiDir, m.specPrefix()+filepath.Base(name)+".json")
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := durable.WriteFile(path, data, 0o644, nil); err != nil {
+		return fmt.Errorf("device metadata: %w", err)
+	}
+	return nil
+}
+
+// checkAnswers makes an error of an answer to the kubelet that lacks metadata: where the helper fails to
+// write it, it only logs that, and a container would start without what its manifest counts on.
+func (m *metadataFiles) checkAnswers(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	answer, err := handle(ctx, request)
+	response, ok := answer.(*draapi.NodePrepareResourcesResponse)
+	if !ok || err != nil {
+		return answer, err
+	}
+	for uid, claim := range response.Claims {
+		var ids []string
+		for _, device := range claim.Devices {
+			ids = append(ids, device.CdiDeviceIds...)
+		}
+		for _, device := range claim.Devices {
+			for _, request := range device.RequestNames {
+				if slices.Contains(ids, m.driverName+"/metadata="+uid+"_"+request) {
+					continue
+				}
+				response.Claims[uid] = &draapi.NodePrepareResourceResponse{Error: fmt.Sprintf(
+					"the file that describes the devices of request %s to containers could not be written: the log of the driver says why, and the kubelet tries again", request)}
+			}
+		}
+	}
+	return response, nil
 }

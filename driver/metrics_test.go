@@ -211,11 +211,12 @@ func TestOrphansAreCountedAndTold(t *testing.T) {
 	claim := claimOf("a", []string{left0})
 	p.mustPrepare(t, claim)
 	n.noteMetadata(claim)
-	if err := os.RemoveAll(n.checkpointDir()); err != nil {
+	// Its files stay while the claim is forgotten.
+	if err := p.store.Remove(claim.UID); err != nil {
 		t.Fatal(err)
 	}
-	again := n.start()
-	plugin, events := n.withAPI(again, newFakeAPI())
+	p.release(claim.UID)
+	plugin, events := n.withAPI(p, newFakeAPI())
 	for range 2 {
 		if err := plugin.reconciler.removeOrphans(); err != nil {
 			t.Fatal(err)

@@ -70,9 +70,18 @@ func (r *reconciler) run(ctx context.Context) (complete bool) {
 	}
 	keys := r.claims.preparedKeys()
 	for _, uid := range slices.Sorted(maps.Keys(keys)) {
-		if _, err := r.releaseIfGone(ctx, uid, keys[uid]); err != nil {
+		gone, err := r.releaseIfGone(ctx, uid, keys[uid])
+		if err != nil {
 			complete = false
 			logger.Error(err, "Cannot tell whether a prepared claim still exists", "claim", keys[uid], "claimUID", uid)
+		}
+		if gone {
+			continue
+		}
+		// Whatever somebody has removed by hand.
+		if err := r.claims.refresh(uid); err != nil {
+			complete = false
+			logger.Error(err, "What a prepared claim needs on the node is incomplete", "claim", keys[uid], "claimUID", uid)
 		}
 	}
 	if err := r.removeOrphans(); err != nil {
@@ -129,6 +138,10 @@ func (r *reconciler) settle(ctx context.Context, u checkpoint.Unreadable) error 
 		}
 	}
 	if len(candidates) == 0 {
+		if errors.Is(u.Err, errLost) {
+			// Without a checkpoint nobody is promised anything; its spec is an orphan like others.
+			return r.claims.unprepare(ctx, u.UID)
+		}
 		return errNobodyKnows
 	}
 	for _, key := range candidates {
@@ -196,6 +209,7 @@ func (r *reconciler) removeOrphans() error {
 		for _, path := range r.metadata.orphans(metadata, now) {
 			count(orphanMetadata, os.RemoveAll(path))
 		}
+		errs = append(errs, r.metadata.renewSpecs(now))
 	})
 	if len(removed) > 0 {
 		for kind, n := range removed {

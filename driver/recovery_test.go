@@ -32,7 +32,7 @@ func (n *testNode) withAPI(p *process, api *fakeAPI) (*plugin, *events) {
 
 func (n *testNode) openMetadata() *metadataFiles {
 	n.t.Helper()
-	m, err := openMetadata(filepath.Join(n.root, "metadata"), n.cdiDir(), driverName)
+	m, err := openMetadata(filepath.Join(n.root, "metadata"), n.cdiDir(), driverName, func(types.UID) bool { return false })
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -65,7 +65,7 @@ func (n *testNode) noteMetadata(claim *resourceapi.ResourceClaim) {
 		err = errors.Join(os.MkdirAll(dir, 0o755),
 			os.WriteFile(filepath.Join(dir, "metadata.json"), data, 0o600),
 			os.WriteFile(filepath.Join(n.cdiDir(), driverName+"_metadata_"+string(claim.UID)+"_r0.json"),
-				[]byte(`{"cdiVersion":"0.3.0","kind":"`+driverName+`/metadata","devices":[{"name":"`+string(claim.UID)+`_r0","containerEdits":{"env":["X=y"]}}]}`), 0o600))
+				[]byte(`{"cdiVersion":"0.5.0","kind":"`+driverName+`/metadata","devices":[{"name":"`+string(claim.UID)+`_r0","containerEdits":{"env":["X=y"]}}]}`), 0o600))
 	}
 	if err != nil {
 		n.t.Fatal(err)
@@ -111,7 +111,7 @@ func TestUnreadableCheckpointIsRebuiltFromTheAPI(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := newTestNode(t)
 			first := n.start()
-			a, b, c := claimOf("a", []string{left0}), claimOf("b", []string{right0}), claimOf("c", []string{left0})
+			a, b, c := uuidClaim("a", left0), uuidClaim("b", right0), uuidClaim("c", left0)
 			ids := first.mustPrepare(t, a)
 			first.mustPrepare(t, b)
 			n.noteMetadata(a)
@@ -124,11 +124,11 @@ func TestUnreadableCheckpointIsRebuiltFromTheAPI(t *testing.T) {
 			plugin, events := n.withAPI(p, newFakeAPI(a, b, c))
 			// Before it is settled nobody else gets its device, and other claims are unharmed.
 			_, err := p.prepare(t.Context(), c)
-			expectError(t, err, "uid-a")
+			expectError(t, err, string(a.UID))
 			p.mustPrepare(t, b)
 
 			plugin.reconciler.run(t.Context())
-			events.expect(t, reasonCheckpointRebuilt, "team/a", "uid-a")
+			events.expect(t, reasonCheckpointRebuilt, "team/a", string(a.UID))
 			n.inject(ids...)
 			_, err = p.prepare(t.Context(), c)
 			expectError(t, err, "team/a")
@@ -144,13 +144,13 @@ func TestUnreadableCheckpointIsRebuiltFromTheAPI(t *testing.T) {
 func TestUnreadableCheckpointsDoNotBlockEachOther(t *testing.T) {
 	n := newTestNode(t)
 	first := n.start()
-	a, b, c := claimOf("a", []string{left0}), claimOf("b", []string{right0}), claimOf("c", []string{whole1})
+	a, b, c := uuidClaim("a", left0), uuidClaim("b", right0), uuidClaim("c", whole1)
 	for _, claim := range []*resourceapi.ResourceClaim{a, b} {
 		first.mustPrepare(t, claim)
 		n.noteMetadata(claim)
 		n.damage(claim, "")
 	}
-	hopeless := claimOf("hopeless", nil)
+	hopeless := uuidClaim("hopeless")
 	n.damage(hopeless, "")
 	if err := os.RemoveAll(n.cdiDir()); err != nil {
 		t.Fatal(err)
@@ -163,7 +163,7 @@ func TestUnreadableCheckpointsDoNotBlockEachOther(t *testing.T) {
 		t.Errorf("served %v", served)
 	}
 	_, err := p.prepare(t.Context(), c)
-	expectError(t, err, "team/c", "uid-hopeless")
+	expectError(t, err, "team/c", string(hopeless.UID))
 	p.mustUnprepare(t, hopeless)
 	p.mustPrepare(t, c)
 	for _, claim := range []*resourceapi.ResourceClaim{a, b, c} {
@@ -182,7 +182,7 @@ func TestUnreadableCheckpointIsSettledByTheKubelet(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newTestNode(t)
-			a, c := claimOf("a", []string{left0}), claimOf("c", []string{whole1})
+			a, c := uuidClaim("a", left0), uuidClaim("c", whole1)
 			n.start().mustPrepare(t, a)
 			n.damage(a, "")
 			if err := os.RemoveAll(n.cdiDir()); err != nil {
@@ -192,7 +192,7 @@ func TestUnreadableCheckpointIsSettledByTheKubelet(t *testing.T) {
 			// Nothing tells what it has: it may have any device.
 			p := n.start()
 			_, err := p.prepare(t.Context(), c)
-			expectError(t, err, "team/c", "uid-a", "uid-a.unreadable")
+			expectError(t, err, "team/c", string(a.UID), string(a.UID)+".unreadable")
 			settle(t, p, a)
 			p.mustPrepare(t, c)
 			if left, _ := filepath.Glob(filepath.Join(n.checkpointDir(), "*.unreadable")); len(left) != 0 {
@@ -209,14 +209,14 @@ func TestUnreadableCheckpointIsSettledByTheKubelet(t *testing.T) {
 
 func TestUnreadableCheckpointOfAClaimThatIsGone(t *testing.T) {
 	n := newTestNode(t)
-	a := claimOf("a", []string{left0})
+	a := uuidClaim("a", left0)
 	n.start().mustPrepare(t, a)
 	n.damage(a, n.checkpointOf(a)+"x")
 	p := n.start()
 	plugin, _ := n.withAPI(p, newFakeAPI())
 	plugin.reconciler.run(t.Context())
 	n.expectFiles("settled")
-	p.mustPrepare(t, claimOf("b", []string{left0}))
+	p.mustPrepare(t, uuidClaim("b", left0))
 }
 
 func TestReconcileReleasesWhatIsGone(t *testing.T) {
@@ -308,7 +308,7 @@ func TestReconcileWithoutAPIChangesNothing(t *testing.T) {
 func TestReconcileDoesNotWaitARoundForTheAPI(t *testing.T) {
 	n := newTestNode(t)
 	p := n.start()
-	gone, hopeless := claimOf("gone", []string{left0}), claimOf("hopeless", nil)
+	gone, hopeless := claimOf("gone", []string{left0}), uuidClaim("hopeless")
 	p.mustPrepare(t, gone)
 	n.damage(hopeless, "")
 	p = n.start()

@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -19,8 +20,10 @@ type restored struct {
 	earlierBoot int
 	// undone were in the middle of a prepare or unprepare.
 	undone int
-	// unreadable checkpoints are to be settled.
+	// unreadable checkpoints are to be settled, unless they are strays.
 	unreadable []checkpoint.Unreadable
+	// lost checkpoints are to be settled, too: of these claims there is a CDI spec.
+	lost []types.UID
 	// failed is what could not be put right. The claims in question keep their devices.
 	failed []error
 }
@@ -35,7 +38,15 @@ func (c *claims) restore(ctx context.Context) (restored, error) {
 		return found, err
 	}
 	found.unreadable = unreadable
-	c.hold(ctx, records, unreadable)
+	lost, err := c.findLost(records, unreadable)
+	if err != nil {
+		return found, err
+	}
+	for _, u := range lost {
+		found.lost = append(found.lost, u.UID)
+	}
+	unsettled := slices.DeleteFunc(slices.Clone(unreadable), func(u checkpoint.Unreadable) bool { return u.Stray })
+	c.hold(ctx, records, append(unsettled, lost...))
 
 	for _, claim := range records {
 		if claim.State == checkpoint.Preparing {
@@ -54,6 +65,32 @@ func (c *claims) restore(ctx context.Context) (restored, error) {
 		}
 	}
 	return found, nil
+}
+
+// errLost is a claim with a CDI spec, but without a checkpoint. No crash leaves that, since the checkpoint is
+// written first and removed last, so somebody has removed it. Containers may be using the spec.
+var errLost = errors.New("there is no checkpoint, only a CDI spec")
+
+func (c *claims) findLost(records []checkpoint.Claim, unreadable []checkpoint.Unreadable) ([]checkpoint.Unreadable, error) {
+	uids, err := c.specs.List()
+	if err != nil {
+		return nil, err
+	}
+	has := map[string]bool{}
+	for _, claim := range records {
+		has[string(claim.UID)] = true
+	}
+	for _, u := range unreadable {
+		has[string(u.UID)] = true
+	}
+	var lost []checkpoint.Unreadable
+	for _, uid := range uids {
+		// A spec that nothing can be made out of is of no use to any container.
+		if devices, err := c.specs.Devices(uid); !has[uid] && err == nil && len(devices) > 0 {
+			lost = append(lost, checkpoint.Unreadable{UID: types.UID(uid), Err: errLost})
+		}
+	}
+	return lost, nil
 }
 
 // hold enters who has what, as far as is known.

@@ -36,5 +36,10 @@
 // # Damage
 //
 // A file that cannot be read is renamed to <uid>.unreadable and reported together with whatever can
-// still be made out of it. It counts as a claim of unknown content until it is written anew or removed.
+// still be made out of it. It counts as a claim of unknown content until it is written anew or removed. While
+// it is being rebuilt there is no file in state Preparing: a crash leaves a claim of unknown content, not
+// one that may be undone although containers use it.
+//
+// A file that cannot be read, that speaks of no device, and whose name is no UID as an API server makes
+// them, is nobody's claim. It is reported and left alone.
 package checkpoint

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -27,6 +28,9 @@ type Store struct {
 // Unreadable is a claim whose file was damaged or written by an unknown version.
 type Unreadable struct {
 	UID types.UID
+	// Stray is a file that is no claim's: the API server gives out no such UID, and nothing in it speaks of
+	// a device. It is left where it is.
+	Stray bool
 	// Path is where the file has been set aside.
 	Path string
 	// Err says what is wrong with it.
@@ -64,18 +68,27 @@ func (s *Store) Load() ([]Claim, []Unreadable, error) {
 			continue
 		}
 		claim, err := s.read(uid)
-		if err != nil {
+		switch {
+		case err == nil:
+			claims = append(claims, claim)
+			readable[uid] = true
+		case s.stray(uid, extension):
+			unreadable = append(unreadable, Unreadable{UID: uid, Stray: true, Path: s.path(uid, extension), Err: err})
+		default:
 			unreadable = append(unreadable, s.setAside(uid, err))
-			continue
 		}
-		claims = append(claims, claim)
-		readable[uid] = true
 	}
 	for _, e := range entries {
-		// A file that was set aside earlier has served its purpose once the claim was written anew.
-		if uid, ok := uidOf(e.Name(), unreadableExtension); ok && !readable[uid] &&
-			!slices.ContainsFunc(unreadable, func(u Unreadable) bool { return u.UID == uid }) {
-			unreadable = append(unreadable, s.describe(uid, errors.New("set aside by an earlier start and not settled since")))
+		uid, ok := uidOf(e.Name(), unreadableExtension)
+		if readable[uid] && ok {
+			// It has served its purpose, since the claim was written anew. Removing it is not urgent.
+			_ = durable.Remove(s.path(uid, unreadableExtension))
+			continue
+		}
+		if ok && !slices.ContainsFunc(unreadable, func(u Unreadable) bool { return u.UID == uid }) {
+			u := s.describe(uid, errors.New("set aside by an earlier start and not settled since"))
+			u.Stray = s.stray(uid, unreadableExtension)
+			unreadable = append(unreadable, u)
 		}
 	}
 	slices.SortFunc(claims, func(a, b Claim) int { return strings.Compare(string(a.UID), string(b.UID)) })
@@ -83,7 +96,8 @@ func (s *Store) Load() ([]Claim, []Unreadable, error) {
 	return claims, unreadable, nil
 }
 
-// Write replaces the file of the claim. The bytes are read back before they get their name.
+// Write replaces the file of the claim. The bytes are read back before they get their name. With a
+// prepared claim goes what was set aside of it.
 func (s *Store) Write(claim Claim) error {
 	if err := CheckUID(claim.UID); err != nil {
 		return err
@@ -100,10 +114,19 @@ func (s *Store) Write(claim Claim) error {
 		_, err = decode(stored)
 		return err
 	})
+	if err == nil && claim.State == Prepared {
+		err = durable.Remove(s.path(claim.UID, unreadableExtension))
+	}
 	if err != nil {
 		return fmt.Errorf("checkpoint of claim %s: %w", claim.UID, err)
 	}
 	return nil
+}
+
+// Has tells whether the claim has a file, whatever is in it.
+func (s *Store) Has(uid types.UID) bool {
+	_, err := os.Lstat(s.path(uid, extension))
+	return err == nil
 }
 
 // Remove removes everything about the claim. A claim that is not there is no error.
@@ -119,6 +142,21 @@ func (s *Store) Remove(uid types.UID) error {
 		return fmt.Errorf("checkpoint of claim %s: %w", uid, err)
 	}
 	return nil
+}
+
+// uuid is how the API server makes UIDs.
+var uuid = regexp.MustCompile("^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$")
+
+func (s *Store) stray(uid types.UID, extension string) bool {
+	if uuid.MatchString(string(uid)) {
+		return false
+	}
+	data, err := os.ReadFile(s.path(uid, extension))
+	if err != nil {
+		return false
+	}
+	_, devices := salvage(data)
+	return len(devices) == 0
 }
 
 func (s *Store) read(uid types.UID) (Claim, error) {

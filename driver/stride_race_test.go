@@ -1,0 +1,7 @@
+//go:build race
+
+package driver
+
+// stride is which of the file system calls are disturbed: every so many, since the race detector makes each of them
+// take several times as long. Without it all are.
+const stride = 5
