@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"sync"
@@ -161,7 +162,6 @@ func superviseSyscalls(listener int, decide func(fileSyscall) unix.Errno, failed
 			failed <- fmt.Errorf("receive a system call: %w", errno)
 			return
 		}
-		number++
 		answer := struct {
 			id     uint64
 			value  int64
@@ -173,16 +173,25 @@ func superviseSyscalls(listener int, decide func(fileSyscall) unix.Errno, failed
 		if name == "openat" {
 			changes = call.arguments[2]&unix.O_CREAT != 0
 		}
-		if errno := decide(fileSyscall{number, name, changes}); errno != 0 {
-			answer.errno = -int32(errno)
-		} else {
-			answer.action = unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE
+		answer.action = unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE
+		if name != "write" || !isTestLog(int(call.arguments[0])) {
+			number++
+			if errno := decide(fileSyscall{number, name, changes}); errno != 0 {
+				answer.errno, answer.action = -int32(errno), 0
+			}
 		}
 		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&answer))); errno != 0 && errno != unix.ENOENT {
 			failed <- fmt.Errorf("answer a system call: %w", errno)
 			return
 		}
 	}
+}
+
+// isTestLog recognizes the file in which the test framework itself notes which files a test has read.
+func isTestLog(fd int) bool {
+	var path [unix.PathMax]byte
+	n, err := unix.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd), path[:])
+	return err == nil && filepath.Base(string(path[:n])) == "testlog.txt"
 }
 
 func TestFileSyscallsFailOneByOne(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -106,7 +107,11 @@ func (m *machinery) serve() {
 		n.t.Fatal(err)
 	}
 	p := &plugin{claims: m.claims, reconciler: m.reconciler, reporter: m.reconciler.reporter, metrics: m.reconciler.metrics,
-		fatal: func(err error) { n.t.Error(err) }}
+		fatal: func(err error) {
+			if !errors.Is(err, grpc.ErrServerStopped) { // stopped before it had begun
+				n.t.Error(err)
+			}
+		}}
 	if m.helper, err = d.startHelper(n.quiet(), watchedPlugin{p, m}, m.reconciler.metadata); err != nil {
 		n.t.Fatal(err)
 	}
