@@ -112,7 +112,7 @@ func combined(n *hardware.Node) ([]resourceslice.Slice, error) {
 			consumed += counters(&devices[i])
 		}
 		for _, limit := range []limit{
-			{"devices in a slice with counters", len(devices), resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures},
+			{"devices in a slice with counters", len(devices), resourceapi.ResourceSliceMaxDevices},
 			{"shared counters in a slice", len(gpu.CounterSet.Counters), maxSharedCountersPerSlice},
 			{"counters consumed in a slice", consumed, maxDeviceCountersPerSlice},
 		} {
@@ -162,14 +162,11 @@ func published(gpu *hardware.GPU) []resourceapi.Device {
 	return devices
 }
 
-// inChunks spreads devices over as many slices as they need.
+// inChunks spreads devices over as many slices as they need. Any of them may get a taint, if it has no counters already, so
+// that no slice may have more than the API allows then.
 func inChunks(devices []resourceapi.Device) []resourceslice.Slice {
-	most := resourceapi.ResourceSliceMaxDevices
-	if slices.ContainsFunc(devices, func(d resourceapi.Device) bool { return len(d.ConsumesCounters) > 0 }) {
-		most = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
-	}
 	var pool []resourceslice.Slice
-	for chunk := range slices.Chunk(devices, most) {
+	for chunk := range slices.Chunk(devices, resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures) {
 		pool = append(pool, resourceslice.Slice{Devices: chunk})
 	}
 	return pool

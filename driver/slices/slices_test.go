@@ -298,11 +298,12 @@ func TestBeyondLimits(t *testing.T) {
 		combined, split string // error, or the devices of each slice
 	}{
 		"devices with counters": {
-			oversized(65, 2, 0),
-			"node node-1 cannot be published: GPU 0 (big) has 65 devices in a slice with counters, more than the 64 that the API allows, and Kubernetes 1.34 wants all devices of a counter set in one slice",
-			"[0 64 1]",
+			oversized(129, 2, 0),
+			"node node-1 cannot be published: GPU 0 (big) has 129 devices in a slice with counters, more than the 128 that the API allows, and Kubernetes 1.34 wants all devices of a counter set in one slice",
+			"[0 64 64 1]",
 		},
-		"devices without counters": {oversized(130, 0, 0), "[128 2]", "[128 2]"},
+		"devices that Kubernetes 1.34 alone lets share a slice": {oversized(65, 2, 0), "[65]", "[0 64 1]"},
+		"devices without counters":                              {oversized(130, 0, 0), "[64 64 2]", "[64 64 2]"},
 		"counters consumed": {
 			oversized(40, 30, 0),
 			"node node-1 cannot be published: GPU 0 (big) has 1200 counters consumed in a slice, more than the 1024 that the API allows, and Kubernetes 1.34 wants all devices of a counter set in one slice",
