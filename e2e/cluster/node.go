@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -112,6 +113,36 @@ func (n *Node) Start(ctx context.Context, component string) error {
 func (n *Node) Restart(ctx context.Context, component string) error {
 	if err := n.Stop(ctx, component); err != nil {
 		return err
+	}
+	return n.Start(ctx, component)
+}
+
+// RestartWith is Restart with other feature gates than the cluster's: these are set on top, for this component alone and
+// until the next RestartWith, or until the node itself is started anew. Without any, the component is back to the
+// cluster's. Only components whose command line has the gates can be restarted like this: those of the control plane.
+func (n *Node) RestartWith(ctx context.Context, component string, gates map[string]bool) error {
+	settings, err := n.cluster.settings()
+	if err != nil {
+		return err
+	}
+	settings.FeatureGates = maps.Clone(settings.FeatureGates)
+	if settings.FeatureGates == nil {
+		settings.FeatureGates = map[string]bool{}
+	}
+	maps.Copy(settings.FeatureGates, gates)
+	command, err := kubernetes.GatedCommand(settings, n.index, component)
+	if err != nil {
+		return fmt.Errorf("restart %s with other feature gates: %w", component, err)
+	}
+	client, err := n.client()
+	if err != nil {
+		return err
+	}
+	if err := n.Stop(ctx, component); err != nil {
+		return err
+	}
+	if err := client.SetCommand(ctx, component, command); err != nil {
+		return fmt.Errorf("restart %s with other feature gates: %w", component, err)
 	}
 	return n.Start(ctx, component)
 }

@@ -71,6 +71,21 @@ func Components(c Config, index int) []node.Component {
 	return append(all, kubelet(index), proxy(index))
 }
 
+// GatedCommand is the command of a component of the node whose arguments have the feature gates.
+func GatedCommand(c Config, index int, component string) ([]string, error) {
+	var gated []string
+	for _, one := range Components(Config{FeatureGates: map[string]bool{"Any": true}}, index) {
+		if strings.HasPrefix(one.Command[len(one.Command)-1], gatesFlag) {
+			gated = append(gated, one.Name)
+		}
+	}
+	if !slices.Contains(gated, component) {
+		return nil, fmt.Errorf("no component %q of %s has feature gates on its command line: these have: %s", component, NodeName(index), strings.Join(gated, ", "))
+	}
+	all := Components(c, index)
+	return all[slices.IndexFunc(all, func(one node.Component) bool { return one.Name == component })].Command, nil
+}
+
 func etcd() node.Component {
 	const client, peer = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
 	return node.Component{
@@ -226,6 +241,8 @@ func proxy(index int) node.Component {
 	}
 }
 
+const gatesFlag = "--feature-gates="
+
 func gates(c Config) []string {
 	if len(c.FeatureGates) == 0 {
 		return nil
@@ -234,7 +251,7 @@ func gates(c Config) []string {
 	for gate, on := range c.FeatureGates {
 		values[gate] = fmt.Sprint(on)
 	}
-	return []string{"--feature-gates=" + join(values)}
+	return []string{gatesFlag + join(values)}
 }
 
 func join(values map[string]string) string {

@@ -192,3 +192,33 @@ func TestKubeconfigs(t *testing.T) {
 		}
 	}
 }
+
+func TestGatedCommand(t *testing.T) {
+	for name, test := range map[string]struct {
+		component string
+		index     int
+		want      string // the last argument, or the error
+	}{
+		"scheduler":          {Scheduler, 1, "--feature-gates=A=true,B=false"},
+		"API server":         {APIServer, 1, "--feature-gates=A=true,B=false"},
+		"gates in a file":    {Kubelet, 1, `no component "kubelet" of node-1 has feature gates on its command line: these have: kube-apiserver, kube-controller-manager, kube-scheduler`},
+		"no gates":           {Etcd, 1, `no component "etcd" of node-1`},
+		"not on a worker":    {Scheduler, 2, `no component "kube-scheduler" of node-2`},
+		"no such thing":      {"kube-sheduler", 1, "kube-scheduler"},
+		"controller manager": {ControllerManager, 1, "--feature-gates=A=true,B=false"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			command, err := GatedCommand(Config{FeatureGates: map[string]bool{"B": false, "A": true}}, test.index, test.component)
+			got := fmt.Sprint(err)
+			if err == nil {
+				got = command[len(command)-1]
+				if command[0] != test.component {
+					t.Errorf("the command is that of %s", command[0])
+				}
+			}
+			if !strings.Contains(got, test.want) {
+				t.Errorf("got %s, want %s", got, test.want)
+			}
+		})
+	}
+}

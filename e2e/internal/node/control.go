@@ -25,6 +25,13 @@ func (i *initProcess) serve(socket net.Listener) error {
 	mux.HandleFunc("POST /stop/{component}", answer(func(r *http.Request) error {
 		return i.supervisor.stop(r.Context(), r.PathValue("component"))
 	}))
+	mux.HandleFunc("POST /command/{component}", answer(func(r *http.Request) error {
+		var command []string
+		if err := json.NewDecoder(r.Body).Decode(&command); err != nil {
+			return err
+		}
+		return i.supervisor.setCommand(r.PathValue("component"), command)
+	}))
 	mux.HandleFunc("POST /start", answer(func(*http.Request) error {
 		i.supervisor.startAll()
 		return nil
@@ -63,7 +70,7 @@ func NewClient(pid int) *Client {
 
 // Status returns how the components are, in the order in which they start.
 func (c *Client) Status(ctx context.Context) ([]Status, error) {
-	answer, err := c.do(ctx, http.MethodGet, "/status")
+	answer, err := c.do(ctx, http.MethodGet, "/status", nil)
 	if err != nil {
 		return nil, err
 	}
@@ -76,30 +83,40 @@ func (c *Client) Status(ctx context.Context) ([]Status, error) {
 
 // Start starts a component that does not run and waits until it is ready.
 func (c *Client) Start(ctx context.Context, component string) error {
-	_, err := c.do(ctx, http.MethodPost, "/start/"+component)
+	_, err := c.do(ctx, http.MethodPost, "/start/"+component, nil)
 	return err
 }
 
 // StartAll begins to start every component that does not run.
 func (c *Client) StartAll(ctx context.Context) error {
-	_, err := c.do(ctx, http.MethodPost, "/start")
+	_, err := c.do(ctx, http.MethodPost, "/start", nil)
 	return err
 }
 
 // Stop ends a component and waits until its process is gone.
 func (c *Client) Stop(ctx context.Context, component string) error {
-	_, err := c.do(ctx, http.MethodPost, "/stop/"+component)
+	_, err := c.do(ctx, http.MethodPost, "/stop/"+component, nil)
+	return err
+}
+
+// SetCommand changes how a component that does not run is started, for as long as the init lives.
+func (c *Client) SetCommand(ctx context.Context, component string, command []string) error {
+	body, err := json.Marshal(command)
+	if err != nil {
+		return err
+	}
+	_, err = c.do(ctx, http.MethodPost, "/command/"+component, bytes.NewReader(body))
 	return err
 }
 
 // Reboot ends everything in the node and begins to start its components again.
 func (c *Client) Reboot(ctx context.Context) error {
-	_, err := c.do(ctx, http.MethodPost, "/reboot")
+	_, err := c.do(ctx, http.MethodPost, "/reboot", nil)
 	return err
 }
 
-func (c *Client) do(ctx context.Context, method, path string) ([]byte, error) {
-	request, err := http.NewRequestWithContext(ctx, method, "http://init"+path, nil)
+func (c *Client) do(ctx context.Context, method, path string, content io.Reader) ([]byte, error) {
+	request, err := http.NewRequestWithContext(ctx, method, "http://init"+path, content)
 	if err != nil {
 		return nil, err
 	}

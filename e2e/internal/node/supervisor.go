@@ -261,6 +261,24 @@ func (s *supervisor) stop(ctx context.Context, name string) error {
 	return nil
 }
 
+// setCommand changes the program and arguments of a component that does not run.
+func (s *supervisor) setCommand(name string, command []string) error {
+	c, err := s.find(name)
+	if err != nil {
+		return err
+	}
+	if len(command) == 0 {
+		return fmt.Errorf("no command given for %s", name)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.status.State != Stopped && c.status.State != Exited {
+		return fmt.Errorf("%s is %s: stop it first", name, c.status.State)
+	}
+	c.Command = command
+	return nil
+}
+
 // killAll ends every process of the node but the init, at once, and waits until they are gone.
 func (s *supervisor) killAll(ctx context.Context) error {
 	if os.Getpid() != 1 {

@@ -173,6 +173,37 @@ func TestKilledComponentHasExited(t *testing.T) {
 	}
 }
 
+func TestSetCommand(t *testing.T) {
+	server := newSwitchable(t)
+	server.ready.Store(true)
+	s := supervise(t, "sleeps", Component{Name: "one", Ready: server.probe()})
+	command := s.components[0].Command
+	if err := s.start(t.Context(), "one"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.setCommand("one", []string{"other"}); err == nil || !strings.Contains(err.Error(), "stop it first") {
+		t.Errorf("the command of a running component: %v", err)
+	}
+	if err := s.stop(t.Context(), "one"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.setCommand("one", nil); err == nil {
+		t.Error("a command of nothing is accepted")
+	}
+	if err := s.setCommand("one", []string{"no-such-program"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.start(t.Context(), "one"); err == nil || !strings.Contains(err.Error(), "no-such-program") {
+		t.Errorf("started with the other command: %v", err)
+	}
+	if err := s.setCommand("one", command); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.start(t.Context(), "one"); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestStop(t *testing.T) {
 	for name, test := range map[string]struct {
 		ready bool

@@ -56,6 +56,7 @@ func TestCommands(t *testing.T) {
 		"no cluster at all":             {args: []string{"status"}, code: 1, err: "`simgpu-cluster up` makes one"},
 		"another cluster":               {clusters: []string{"b", "a"}, args: []string{"status"}, code: 1, err: "there are: a, b (choose with --name)"},
 		"unknown node":                  {clusters: two, args: []string{"restart", "node-9", "kubelet"}, code: 1, err: "it has node-1, node-2"},
+		"gates of what has none":        {clusters: two, args: []string{"restart", "node-1", "etcd", "--feature-gates", "A=true"}, code: 1, err: "these have: kube-apiserver"},
 		"node that does not run":        {clusters: two, args: []string{"exec", "node-1", "--", "true"}, code: 1, err: "does not run"},
 		"feature gate without value":    {args: []string{"up", "--feature-gates", "A=perhaps"}, code: 1, err: "A=perhaps: expected true or false"},
 		"unknown image":                 {clusters: two, args: []string{"load-image", "nothing"}, code: 1, err: "known are simgpu, vllm-sim, testimage, pause; or give the path"},

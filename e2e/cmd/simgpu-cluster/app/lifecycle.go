@@ -41,7 +41,7 @@ quarter of an hour on two cores; afterwards it takes seconds. For a cluster that
 	}
 	flags := command.Flags()
 	flags.IntVar(&config.Nodes, "nodes", 0, "number of nodes (default 1)")
-	flags.StringToStringVar(&gates, "feature-gates", nil, "feature gates of all components (Name=true,...)")
+	flags.StringToStringVar(&gates, gatesFlag, nil, "feature gates of all components (Name=true,...)")
 	flags.StringToStringVar(&runtimeConfig, "runtime-config", nil, "API versions to serve or not (resource.k8s.io/v1alpha3=true,...)")
 	flags.BoolVar(&config.Retain, "retain", false, "keep what was started when the cluster does not come up, to look into it")
 	flags.DurationVar(&config.Timeout, "timeout", cluster.DefaultTimeout, "how long the cluster may take to come up, without building")
@@ -140,19 +140,32 @@ func stopCommand(o *options) *cobra.Command {
 }
 
 func restartCommand(o *options) *cobra.Command {
-	return &cobra.Command{
+	var gates map[string]string
+	command := &cobra.Command{
 		Use:   "restart NODE COMPONENT",
 		Short: "End and start a component of a node, and wait until it is ready",
 		Args:  cobra.ExactArgs(2),
 		RunE: func(command *cobra.Command, args []string) error {
+			changed, err := booleans(gates)
+			if err != nil {
+				return err
+			}
 			n, err := o.node(args[0])
 			if err != nil {
 				return err
 			}
-			return n.Restart(command.Context(), args[1])
+			if !command.Flags().Changed(gatesFlag) {
+				return n.Restart(command.Context(), args[1])
+			}
+			return n.RestartWith(command.Context(), args[1], changed)
 		},
 	}
+	command.Flags().StringToStringVar(&gates, gatesFlag, nil,
+		"feature gates that the component has from now on beside those of the cluster (Name=false,...; empty: no others)")
+	return command
 }
+
+const gatesFlag = "feature-gates"
 
 func rebootCommand(o *options) *cobra.Command {
 	return &cobra.Command{
