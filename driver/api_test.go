@@ -114,6 +114,20 @@ func (a *fakeAPI) setDrops(drops func(*resourceapi.ResourceSlice)) {
 	a.drops = drops
 }
 
+// setHonest lets dry runs drop what is dropped when slices are stored.
+func (a *fakeAPI) setHonest() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.honest = true
+}
+
+// asked is the number of dry runs.
+func (a *fakeAPI) asked() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.dryRuns
+}
+
 func (a *fakeAPI) count(request string) int {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -49,9 +49,10 @@
 //
 // # Publishing
 //
-// The layout follows the version of the API server. Before partitions are published the driver asks
-// the API server, in a dry run, whether it keeps the counters that tell partitions apart; where it
-// drops them, partitions are withdrawn and whole GPUs stay. The order of the devices (package order)
+// The layout follows the version of the API server. In a dry run the driver asks the API server which
+// fields it keeps: at the start, every few minutes, and when the connection to it was lost. Where it
+// drops counters, partitions are withdrawn and whole GPUs without a partition in use stay; where it
+// drops taints, devices that would get one are withdrawn. The order of the devices (package order)
 // decides which one the scheduler takes; where it depends on what is in use, a prepare or unprepare may
 // lead to one slice being rewritten, and others follow at intervals, each a single write that keeps the
 // pool complete and its generation. Ready means that the kubelet has registered the driver and that the
@@ -71,7 +72,7 @@
 //	simgpu_publish_errors_total              refused, failed or altered writes of slices
 //	simgpu_slice_reorders_total              slices written only to list their devices in another order
 //	simgpu_dropped_fields_total              slices stored without the fields of a feature, by feature
-//	simgpu_partitions_withdrawn              1 while the API server drops counters
+//	simgpu_api_feature_missing               1 while the API server drops fields of ResourceSlices, by feature
 //	simgpu_inventory_valid                   1 while the inventory as it is now is in force
 //	simgpu_checkpoint_unreadable_total       checkpoints that a start could not read
 //	simgpu_checkpoint_unsettled              of those, claims not rebuilt yet

@@ -46,7 +46,7 @@ type metrics struct {
 	publishErrors        prometheus.Counter
 	sliceReorders        prometheus.Counter
 	droppedFields        *prometheus.CounterVec
-	partitionsWithdrawn  prometheus.Gauge
+	missingFeatures      *prometheus.GaugeVec
 	inventoryValid       prometheus.Gauge
 	unreadableCheckpoint prometheus.Counter
 	unsettledCheckpoints prometheus.Gauge
@@ -95,10 +95,10 @@ func newMetrics(prepared func() (claims, devices int)) *metrics {
 			Name: "simgpu_dropped_fields_total",
 			Help: "ResourceSlices that the API server stored without fields of a feature that is off.",
 		}, []string{"feature"}),
-		partitionsWithdrawn: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "simgpu_partitions_withdrawn",
-			Help: "1 while partitions are not published because the API server drops the counters that tell them apart.",
-		}),
+		missingFeatures: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "simgpu_api_feature_missing",
+			Help: "1 while the API server drops fields of this feature from ResourceSlices, so that the node publishes less.",
+		}, []string{"feature"}),
 		inventoryValid: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "simgpu_inventory_valid",
 			Help: "1 while the inventory as it is now is the one in force, 0 while it has a fault.",
@@ -133,7 +133,7 @@ func newMetrics(prepared func() (claims, devices int)) *metrics {
 			Help: "Devices that prepared claims have, each counted once.",
 		}, func() float64 { _, devices := prepared(); return float64(devices) }),
 		m.duration, m.errors, m.conflicts, m.orphansRemoved,
-		m.publishedSlices, m.publishedDevices, m.publishErrors, m.sliceReorders, m.droppedFields, m.partitionsWithdrawn,
+		m.publishedSlices, m.publishedDevices, m.publishErrors, m.sliceReorders, m.droppedFields, m.missingFeatures,
 		m.inventoryValid, m.unreadableCheckpoint, m.unsettledCheckpoints, m.attributionErrors, m.deviceStatusErrors,
 	)
 	for _, operation := range []string{opPrepare, opUnprepare} {
@@ -147,6 +147,9 @@ func newMetrics(prepared func() (claims, devices int)) *metrics {
 	}
 	for _, kind := range []string{orphanClaim, orphanSpec, orphanSocket, orphanMetadata} {
 		m.orphansRemoved.WithLabelValues(kind)
+	}
+	for _, feature := range apiFeatures {
+		m.featureMissing(feature.gate, false)
 	}
 	for _, feature := range knownFeatures {
 		m.droppedFields.WithLabelValues(feature)
@@ -182,4 +185,12 @@ func (m *metrics) fieldsDropped(features []string) {
 		}
 		m.droppedFields.WithLabelValues(feature).Inc()
 	}
+}
+
+func (m *metrics) featureMissing(feature string, missing bool) {
+	value := 0.0
+	if missing {
+		value = 1
+	}
+	m.missingFeatures.WithLabelValues(feature).Set(value)
 }

@@ -31,14 +31,6 @@ func (f fleet) usageMatters(api apiLimits) bool {
 	return api.noPartitions || slices.ContainsFunc(f.stock.gpus, func(g stockGPU) bool { return g.retiring })
 }
 
-// apiLimits are features that the API server lacks.
-type apiLimits struct {
-	// noPartitions: it drops the counters that keep partitions of one GPU apart.
-	noPartitions bool
-	// noTaints: it drops device taints.
-	noTaints bool
-}
-
 // arrangement spreads the devices of a node over slices.
 type arrangement func(*hardware.Node, deviceslices.Layout) (resourceslice.DriverResources, error)
 
@@ -100,16 +92,6 @@ func (f fleet) offered(devices []resourceapi.Device, api apiLimits) []resourceap
 
 func (f fleet) partitionInUse(gpu *hardware.GPU) bool {
 	return slices.ContainsFunc(gpu.Devices, func(d *hardware.Device) bool { return d.Partition != nil && f.inUse[d.Name] })
-}
-
-// countersOf returns the first slice that has a device with counters, nil if there is none.
-func countersOf(pool resourceslice.Pool) *resourceslice.Slice {
-	for i := range pool.Slices {
-		if slices.ContainsFunc(pool.Slices[i].Devices, func(d resourceapi.Device) bool { return len(d.ConsumesCounters) > 0 }) {
-			return &pool.Slices[i]
-		}
-	}
-	return nil
 }
 
 // stored is true if the slices in the API are the pool. The content of devices is not compared: what

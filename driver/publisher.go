@@ -5,14 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -26,9 +24,6 @@ import (
 )
 
 const (
-	featurePartitions = "DRAPartitionableDevices"
-	featureTaints     = "DRADeviceTaints"
-
 	// seeWithin is how long slices may take to show up in the API before that counts as a failure.
 	seeWithin = 30 * time.Second
 	// remindAfter is how long missing slices are waited for before the helper is told about them again.
@@ -59,14 +54,17 @@ type publisher struct {
 	mu sync.Mutex
 	// lacks are features that the API server lacks.
 	lacks apiLimits
-	// droppedBy is the version of an API server that dropped counters of slices it stored. Its answers to
-	// dry runs are not believed.
-	droppedBy string
+	// dropped is when stored slices last lacked the fields of a feature gate.
+	dropped map[string]time.Time
+	// again says that the API server is to be asked for its features once more.
+	again     bool
 	version   *version.Info // of the API server, nil until it was asked
 	lastError string
 	visible   bool
 
 	// Used by run alone.
+	asked     bool            // the API server has said which features it has
+	told      map[string]bool // feature gates whose lack people have been told of
 	published *resourceslice.DriverResources
 	of        fleet
 	with      apiLimits
@@ -80,6 +78,7 @@ type publisher struct {
 func newPublisher(p *publisher) *publisher {
 	p.wake = make(chan struct{}, 1)
 	p.ordering = newOrdering(p.order, p.orderInterval, p.changed)
+	p.dropped, p.told = map[string]time.Time{}, map[string]bool{}
 	return p
 }
 
@@ -96,7 +95,24 @@ func (p *publisher) recheck() {
 	p.mu.Lock()
 	p.visible = false
 	p.mu.Unlock()
+	p.lookAgain()
+}
+
+// lookAgain says that the API server may be another one, or another version, or have other feature gates.
+func (p *publisher) lookAgain() {
+	p.mu.Lock()
+	p.again = true
+	p.mu.Unlock()
 	p.changed()
+}
+
+// takeAgain tells whether somebody wants the API server to be asked again, once.
+func (p *publisher) takeAgain() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	again := p.again
+	p.again = false
+	return again
 }
 
 // ready is nil once what should be published has been seen in the API.
@@ -122,6 +138,7 @@ func (p *publisher) run(ctx context.Context) {
 	thorough := true
 	var due time.Time // when to be thorough again, however often there is something new before that
 	for {
+		thorough = p.takeAgain() || thorough
 		err := p.sync(ctx, thorough)
 		switch {
 		case ctx.Err() != nil:
@@ -171,16 +188,17 @@ func (p *publisher) sync(ctx context.Context, thorough bool) error {
 		return err
 	}
 
+	if thorough || !p.asked {
+		if err := p.askFeatures(ctx, layout); err != nil {
+			return err
+		}
+		p.asked = true
+	}
 	api := p.limits()
+	p.tellFeatures(ctx, f, api)
 	reorder := p.ordering.due(f.taken)
 	if !thorough && p.published != nil && f.stock == p.of.stock && api == p.with && !f.usageMatters(api) && !reorder && !p.reordering && p.ready() == nil {
 		return nil
-	}
-	if thorough || f.stock != p.of.stock {
-		if err := p.probe(ctx, f, layout); err != nil {
-			return err
-		}
-		api = p.limits()
 	}
 	arrange := p.ordering.unchanged(f.taken)
 	if reorder {
@@ -231,73 +249,6 @@ func (p *publisher) hand(ctx context.Context, resources *resourceslice.DriverRes
 	}
 	p.published, p.of, p.with = resources, f, api
 	return nil
-}
-
-// probe finds out in a dry run whether the API server keeps counters. Without them, each partition
-// would look like a device of its own.
-func (p *publisher) probe(ctx context.Context, f fleet, layout deviceslices.Layout) error {
-	p.mu.Lock()
-	distrusted := p.droppedBy != "" && p.droppedBy == p.version.GitVersion
-	p.mu.Unlock()
-	if distrusted {
-		return nil
-	}
-	resources, err := resourcesOf(p.nodeName, p.driverName, f, layout, apiLimits{}, deviceslices.Resources)
-	if err != nil {
-		return err
-	}
-	pool := resources.Pools[p.nodeName]
-	sample := countersOf(pool)
-	if sample == nil {
-		return nil
-	}
-	sent := &resourceapi.ResourceSlice{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "simgpu-dry-run-"},
-		Spec: resourceapi.ResourceSliceSpec{
-			Driver:         p.driverName,
-			NodeName:       &p.nodeName,
-			Pool:           resourceapi.ResourcePool{Name: p.nodeName, Generation: 1, ResourceSliceCount: int64(len(pool.Slices))},
-			Devices:        sample.Devices,
-			SharedCounters: sample.SharedCounters,
-		},
-	}
-	kept, err := p.client.ResourceV1().ResourceSlices().Create(ctx, sent, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-	if err != nil {
-		if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) {
-			// Somebody on the way does not take dry runs, or the slices themselves are refused, which
-			// publishing them will report.
-			klog.FromContext(ctx).V(2).Info("The API server refused a dry run", "err", err)
-			return nil
-		}
-		return fmt.Errorf("ask the API server whether it keeps counters: %w", err)
-	}
-	keeps := slices.EqualFunc(sent.Spec.Devices, kept.Spec.Devices, func(a, b resourceapi.Device) bool {
-		return len(a.ConsumesCounters) == len(b.ConsumesCounters)
-	})
-	p.partitions(ctx, keeps)
-	return nil
-}
-
-// partitions notes whether partitions can be published, and tells people when that changes.
-func (p *publisher) partitions(ctx context.Context, possible bool) {
-	p.mu.Lock()
-	was := !p.lacks.noPartitions
-	p.lacks.noPartitions = !possible
-	p.mu.Unlock()
-	if was == possible {
-		return
-	}
-	logger := klog.FromContext(ctx)
-	if possible {
-		p.metrics.partitionsWithdrawn.Set(0)
-		logger.Info("The API server keeps counters now: partitions are published")
-		p.reporter.node(corev1.EventTypeNormal, reasonPartitionsPublished, "The API server keeps device counters now: partitions of GPUs are published again")
-		return
-	}
-	p.metrics.partitionsWithdrawn.Set(1)
-	logger.Error(nil, "The API server drops counters: partitions are withdrawn, whole GPUs stay", "featureGate", featurePartitions)
-	p.reporter.node(corev1.EventTypeWarning, reasonPartitionsWithdrawn,
-		"The API server drops the counters that keep partitions of a GPU apart: partitions are not published, whole GPUs are. Enable the feature gate %s in the API server and the scheduler to get partitions", featurePartitions)
 }
 
 // see waits until the slices are in the API.
@@ -357,31 +308,6 @@ func (p *publisher) list(ctx context.Context) ([]resourceapi.ResourceSlice, erro
 	return slices.DeleteFunc(list.Items, func(s resourceapi.ResourceSlice) bool {
 		return s.Spec.Driver != p.driverName || s.Spec.Pool.Name != p.nodeName
 	}), nil
-}
-
-// fieldsDropped is told by the helper that a slice was stored without some of its fields.
-func (p *publisher) fieldsDropped(ctx context.Context, dropped *resourceslice.DroppedFieldsError) {
-	p.metrics.publishErrors.Inc()
-	klog.FromContext(ctx).Error(dropped, "The API server dropped fields of a ResourceSlice")
-	features := dropped.DisabledFeatures()
-	p.metrics.fieldsDropped(features)
-	if slices.Contains(features, featurePartitions) {
-		p.mu.Lock()
-		if p.version != nil {
-			p.droppedBy = p.version.GitVersion
-		}
-		p.mu.Unlock()
-		p.partitions(ctx, false)
-	}
-	if slices.Contains(features, featureTaints) {
-		p.mu.Lock()
-		p.lacks.noTaints = true
-		p.mu.Unlock()
-	}
-	if !slices.Equal(features, []string{featurePartitions}) {
-		p.reporter.node(corev1.EventTypeWarning, reasonFieldsDropped, "The API server dropped fields of a ResourceSlice (features disabled: %s)", strings.Join(features, ", "))
-	}
-	p.changed()
 }
 
 // failed is told what went wrong in publishing. Whoever failed tries again by itself.

@@ -275,8 +275,8 @@ func TestServerThatDropsCountersNeverGetsPartitions(t *testing.T) {
 	p := startPublishing(t, api, fleet{stock: s})
 	p.expect(t, []string{whole0, whole1})
 	p.events.expect(t, reasonPartitionsWithdrawn, "DRAPartitionableDevices")
-	if got := p.metrics.value(t, "simgpu_partitions_withdrawn"); got != 1 {
-		t.Errorf("metric is %v", got)
+	if missing := p.metrics.series(t, "simgpu_api_feature_missing"); missing[featurePartitions] != 1 || missing[featureTaints] != 0 {
+		t.Errorf("metric is %v", missing)
 	}
 	// While a partition is in use its GPU is not offered as a whole.
 	p.set(fleet{stock: s, inUse: map[string]bool{left0: true}})
@@ -287,12 +287,12 @@ func TestServerThatDropsCountersNeverGetsPartitions(t *testing.T) {
 
 	// The gate is enabled, and the driver looks again.
 	api.setDrops(func(*resourceapi.ResourceSlice) {})
-	if err := p.probe(t.Context(), fleet{stock: s}, deviceslices.Split); err != nil {
-		t.Fatal(err)
-	}
-	p.changed()
+	p.lookAgain()
 	p.expect(t, allOf(s))
 	p.events.expect(t, reasonPartitionsPublished)
+	if missing := p.metrics.series(t, "simgpu_api_feature_missing"); missing[featurePartitions] != 0 {
+		t.Errorf("metric is %v", missing)
+	}
 }
 
 // watchPublished remembers the names of all devices that were ever written.
@@ -329,23 +329,89 @@ func watchPublished(api *fakeAPI) func() []string {
 func TestServerThatDropsCountersOnlyWhenStoring(t *testing.T) {
 	t.Parallel()
 	s := newTestNode(t).start().stock
+	start := func(t *testing.T) *publishing {
+		t.Helper()
+		t.Parallel()
+		api := newFakeAPI()
+		api.honest = false
+		api.setDrops(dropCounters)
+		p := startPublishing(t, api, fleet{stock: s})
+		p.expect(t, []string{whole0, whole1})
+		p.events.expect(t, reasonPartitionsWithdrawn)
+		// Its answers to dry runs are not believed.
+		asked := api.asked()
+		p.lookAgain()
+		eventually(t, "another dry run", func() (bool, any) { return api.asked() > asked, api.asked() })
+		p.expect(t, []string{whole0, whole1})
+		return p
+	}
+	t.Run("until it admits it", func(t *testing.T) {
+		p := start(t)
+		p.api.setHonest()
+		asked := p.api.asked()
+		p.lookAgain()
+		eventually(t, "another dry run", func() (bool, any) { return p.api.asked() > asked, p.api.asked() })
+		p.expect(t, []string{whole0, whole1})
+		p.api.setDrops(func(*resourceapi.ResourceSlice) {})
+		p.lookAgain()
+		p.expect(t, allOf(s))
+	})
+	t.Run("until a while has passed", func(t *testing.T) {
+		p := start(t)
+		p.api.setDrops(func(*resourceapi.ResourceSlice) {})
+		p.publisher.mu.Lock()
+		p.dropped[featurePartitions] = time.Now().Add(-2 * distrustFor)
+		p.publisher.mu.Unlock()
+		p.lookAgain()
+		p.expect(t, allOf(s))
+	})
+}
+
+func TestServerThatDropsTaints(t *testing.T) {
+	t.Parallel()
+	n := newTestNode(t)
+	s := n.start().stock
 	api := newFakeAPI()
-	api.honest = false
-	api.setDrops(dropCounters)
+	api.setDrops(func(slice *resourceapi.ResourceSlice) {
+		for i := range slice.Spec.Devices {
+			slice.Spec.Devices[i].Taints = nil
+		}
+	})
 	p := startPublishing(t, api, fleet{stock: s})
-	p.expect(t, []string{whole0, whole1})
-	p.events.expect(t, reasonPartitionsWithdrawn)
-	// Its answers to dry runs are not believed any more ...
-	p.set(fleet{stock: newStock(slices.Clone(s.gpus))})
-	p.expect(t, []string{whole0, whole1})
-	// ... until it is another version.
+	p.expect(t, allOf(s))
+	if events := p.events.all(); len(events) != 0 {
+		t.Errorf("told %q although no taint is needed", events)
+	}
+	leaving := fleet{stock: newStock([]stockGPU{*s.gpu(0), {GPU: s.gpu(1).GPU, retiring: true}}), inUse: map[string]bool{left1: true}}
+	first := fleet{stock: newStock([]stockGPU{*s.gpu(0)})}
+	p.set(leaving)
+	p.expect(t, allOf(first.stock))
+	p.events.expect(t, reasonTaintsDropped, featureTaints)
+
 	api.setDrops(func(*resourceapi.ResourceSlice) {})
-	api.setMinor("38")
-	if _, err := p.serverVersion(true); err != nil {
+	p.lookAgain()
+	p.expect(t, append(allOf(first.stock), left1+"!"))
+	p.events.expect(t, reasonTaintsKept)
+}
+
+func TestMissingPartitionsThatNobodyWants(t *testing.T) {
+	t.Parallel()
+	whole, err := newTestNode(t).start().fromInventory([]inventory.GPUGroup{{Model: "h100-sxm5-80gb", Count: 2, MIGMode: inventory.MIGDisabled}})
+	if err != nil {
 		t.Fatal(err)
 	}
-	p.set(fleet{stock: newStock(slices.Clone(s.gpus))})
-	p.expect(t, allOf(s))
+	api := newFakeAPI()
+	api.setDrops(dropCounters)
+	p := startPublishing(t, api, fleet{stock: newStock(whole)})
+	p.expect(t, []string{whole0, whole1})
+	if events := p.events.all(); len(events) != 0 {
+		t.Errorf("told %q", events)
+	}
+	s := newTestNode(t).start().stock
+	p.set(fleet{stock: s})
+	eventually(t, "an event", func() (bool, any) { return len(p.events.all()) > 0, p.events.all() })
+	p.events.expect(t, reasonPartitionsWithdrawn, featurePartitions)
+	p.expect(t, []string{whole0, whole1})
 }
 
 func TestServerIsAskedAgainHoweverManyClaimsCome(t *testing.T) {

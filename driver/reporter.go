@@ -21,6 +21,8 @@ const (
 	reasonInventoryApplied     = "InventoryApplied"
 	reasonPartitionsWithdrawn  = "PartitionsWithdrawn"
 	reasonPartitionsPublished  = "PartitionsPublished"
+	reasonTaintsDropped        = "TaintsDropped"
+	reasonTaintsKept           = "TaintsKept"
 	reasonFieldsDropped        = "FieldsDropped"
 	reasonPublishFailed        = "PublishFailed"
 	reasonCheckpointUnreadable = "CheckpointUnreadable"

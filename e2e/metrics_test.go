@@ -55,7 +55,7 @@ func TestMetricsNameThePod(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, series := range []string{"simgpu_claims_prepared 1", "simgpu_devices_prepared 1", "simgpu_partitions_withdrawn 0", `simgpu_api_requests_total{code="200",resource="resourceclaims",verb="get"}`} {
+	for _, series := range []string{"simgpu_claims_prepared 1", "simgpu_devices_prepared 1", `simgpu_api_feature_missing{feature="DRAPartitionableDevices"} 0`, `simgpu_api_requests_total{code="200",resource="resourceclaims",verb="get"}`} {
 		if !strings.Contains(page, "\n"+series) {
 			t.Errorf("the driver's metrics lack %s", series)
 		}
