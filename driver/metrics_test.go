@@ -172,10 +172,10 @@ func TestErrorsAreCountedByReason(t *testing.T) {
 	prepare(claimOf("lost", []string{"gpu-9"}))
 	prepare(claimOf("late", []string{whole0}))
 	prepare(claimOf("odd", []string{right0}, config(`{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "Odd"}`)))
-	good := p.claims.store
-	p.claims.store = fullDisk{good}
+	good := p.store
+	p.store = fullDisk{good}
 	prepare(claimOf("full", []string{right0}))
-	p.claims.store = good
+	p.store = good
 	// Who had the device is gone, which cannot be seen while the API is away.
 	if err := api.Tracker().Delete(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), namespace, "holder"); err != nil {
 		t.Fatal(err)

@@ -61,3 +61,37 @@ func TestMetricsNameThePod(t *testing.T) {
 		}
 	}
 }
+
+// TestToolShowsThePartition asks nvidia-smi in the container and on the node about a partition in use.
+func TestToolShowsThePartition(t *testing.T) {
+	ns := suite.Namespace(t)
+	suite.CreateClaim(t, ns, harness.Claim("slice", harness.Partition("slice", "3g.40gb")))
+	server := harness.Pod("server", []harness.Use{{Claim: "slice"}})
+	server.Spec.Containers[0].Command = []string{"simgpu-run", "--memory", "15023MiB", "--", "sleep", "infinity"}
+	server = suite.Running(t, suite.CreatePod(t, ns, server))
+	inContainer := func(args ...string) func() string {
+		return func() string { return suite.Exec(t, server, "c0", append([]string{"nvidia-smi"}, args...)...) }
+	}
+	onNode := func(args ...string) func() string {
+		return func() string { return suite.OnNode(t, append([]string{"nvidia-smi"}, args...)...) }
+	}
+	for name, test := range map[string]struct {
+		run  func() string
+		want string
+	}{
+		"log in the container":     {inContainer("-q"), "Used                                       : 15023 MiB\n"},
+		"XML in the container":     {inContainer("-q", "-x"), "<used_memory>15023 MiB</used_memory>"},
+		"instance on the node":     {onNode("mig", "-lgi"), "MIG 3g.40gb"},
+		"profiles on the node":     {onNode("mig", "-lgip"), "|   0  MIG 3g.40gb          9     1/2        39.50      No     60     3     0   |"},
+		"placements on the node":   {onNode("mig", "-lgipp"), "GPU  0 Profile ID  9 Placements: {0,4}:4"},
+		"processes of the node":    {onNode("pmon", "-c", "1"), "    sleep"},
+		"a GPU in MIG mode has no": {onNode("dmon", "-c", "1"), "      -      -      -      -      -      -      -      - \n"},
+	} {
+		suite.Eventually(t, name, func(context.Context) error {
+			if got := test.run(); !strings.Contains(got, test.want) {
+				return fmt.Errorf("%q is missing in\n%s", test.want, got)
+			}
+			return nil
+		})
+	}
+}

@@ -19,7 +19,7 @@ func h100Profiles() []deviceapi.Profile {
 			CopyEngines: ce, Decoders: dec, JPEGEngines: jpg, OFAEngines: ofa, PlacementSize: size, PlacementStarts: starts,
 		}
 		for id, slices := range []int{1, 2, 3, 4, 7} {
-			if slices <= p.Slices && !(slices == 3 && p.Slices == 4) {
+			if slices <= p.Slices && (slices != 3 || p.Slices != 4) {
 				p.Compute = append(p.Compute, deviceapi.ComputeProfile{ID: id, Slices: slices, MaxInstances: p.Slices / slices})
 			}
 		}
