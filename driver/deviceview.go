@@ -65,15 +65,15 @@ func servedDevice(device *hardware.Device) deviceapi.Device {
 	return served
 }
 
-// servedProfiles is what the GPU can be partitioned into, whether or not it offers that.
+// servedProfiles is what the GPU can be partitioned into, whether or not it offers that, as far as the figures are
+// known.
 func servedProfiles(gpu *hardware.GPU) []deviceapi.Profile {
-	profiles, err := gpu.Table.Profiles()
-	if err != nil {
-		return nil // it cannot be partitioned, or nobody sourced the figures
-	}
-	served := make([]deviceapi.Profile, len(profiles))
-	for i, profile := range profiles {
-		served[i] = deviceapi.Profile{
+	var all []deviceapi.Profile
+	for _, profile := range gpu.Table.Profiles {
+		if len(profile.Absent) > 0 {
+			continue
+		}
+		served := deviceapi.Profile{
 			Name:            profile.Name,
 			ID:              profile.ID,
 			Slices:          profile.Slices,
@@ -89,10 +89,11 @@ func servedProfiles(gpu *hardware.GPU) []deviceapi.Profile {
 			PlacementStarts: profile.Starts,
 		}
 		for _, compute := range profile.ComputeInstances {
-			served[i].Compute = append(served[i].Compute, deviceapi.ComputeProfile{ID: compute.ID, Slices: compute.Slices, MaxInstances: compute.MaxInstances})
+			served.Compute = append(served.Compute, deviceapi.ComputeProfile{ID: compute.ID, Slices: compute.Slices, MaxInstances: compute.MaxInstances})
 		}
+		all = append(all, served)
 	}
-	return served
+	return all
 }
 
 func servedGPU(gpu *hardware.GPU) deviceapi.GPU {

@@ -10,6 +10,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 )
 
 //go:embed catalogue/*/*.yaml
@@ -24,14 +25,16 @@ type Catalogue struct {
 	vendors []*Vendor
 }
 
-// Load returns the catalogue built into the binary.
-func Load() (*Catalogue, error) {
+// Load returns the catalogue built into the binary. It is read once; nobody may change it.
+func Load() (*Catalogue, error) { return loadEmbedded() }
+
+var loadEmbedded = sync.OnceValues(func() (*Catalogue, error) {
 	fsys, err := fs.Sub(embedded, "catalogue")
 	if err != nil {
 		return nil, err
 	}
 	return LoadFS(fsys)
-}
+})
 
 // LoadFS reads a catalogue laid out as <vendor>/vendor.yaml and <vendor>/<model id>.yaml; other files
 // are ignored. Its error lists every fault of every file, each with its file and field path.

@@ -2,7 +2,6 @@ package profiles
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 )
 
@@ -44,14 +43,18 @@ type Partitioning struct {
 	// Exclusive is true where a GPU that offers partitions does not offer itself as a whole (Ampere).
 	Exclusive bool
 
-	instanceIDs map[int]map[int]int // placement size -> start -> id; nil where not sourced
+	// InstanceIDSource says where the GPU instance ids are from. It is "" where nobody sourced them: a number is
+	// needed all the same, and they number the placements from the largest size to the smallest, from left to
+	// right, as those of the A100 do.
+	InstanceIDSource string
+
+	instanceIDs map[int]map[int]int // placement size -> start -> id
 }
 
 // driverRange is the profiles as the driver versions of one range see them.
 type driverRange struct {
 	from, through string // both inclusive; "" is open
 	profiles      []*Profile
-	absent        []string // figures nobody sourced, e.g. "memory of 7g.80gb"
 }
 
 func (r driverRange) contains(version string) bool {
@@ -78,9 +81,39 @@ type Table struct {
 	Model         *Model
 	DriverVersion string // as nvidia-smi prints it, e.g. 580.95.05
 	CUDAVersion   string // as nvidia-smi prints it, e.g. 13.0
+	// Profiles are in the order of the catalogue file; empty for a model that cannot be partitioned.
+	Profiles []*Profile
+}
 
-	profiles []*Profile
-	absent   []string
+// DriverVersions returns the ranges of driver versions with figures, newest first, each in words: "from 580",
+// "470 through 525". It is empty for a model that cannot be partitioned, which has the same figures with all of
+// them.
+func (m *Model) DriverVersions() []string {
+	var ranges []string
+	for _, r := range m.ranges {
+		ranges = append(ranges, r.String())
+	}
+	return ranges
+}
+
+// Absent returns the figures of the whole GPU that nobody sourced, by their names in the catalogue file. Without
+// its product name and its memory a model cannot be simulated.
+func (m *Model) Absent() []string {
+	var absent []string
+	for _, figure := range []struct {
+		name  string
+		known bool
+	}{
+		{"product name", m.ProductName != ""},
+		{"memory", m.MemoryMiB != 0},
+		{"multiprocessors", m.Multiprocessors != 0},
+		{"power limit", m.PowerLimitWatts != 0},
+	} {
+		if !figure.known {
+			absent = append(absent, figure.name)
+		}
+	}
+	return absent
 }
 
 // Table returns the figures for one driver version, the model's default version when it is "". It
@@ -89,18 +122,30 @@ func (m *Model) Table(driverVersion string) (*Table, error) {
 	if driverVersion == "" {
 		driverVersion = m.DefaultDriverVersion
 	}
-	if !dotted.MatchString(driverVersion) || !strings.Contains(driverVersion, ".") {
-		return nil, fmt.Errorf("driver version %q of model %s is not a version like %s", driverVersion, m.ID, m.DefaultDriverVersion)
-	}
-	var absent []string
+	var needed []string
 	if m.ProductName == "" {
-		absent = append(absent, "product name")
+		needed = append(needed, "product name")
 	}
 	if m.MemoryMiB == 0 {
-		absent = append(absent, "memory")
+		needed = append(needed, "memory")
 	}
-	if len(absent) > 0 {
-		return nil, fmt.Errorf("model %s cannot be simulated, nobody sourced its %s", m.ID, strings.Join(absent, " and its "))
+	if len(needed) > 0 {
+		return nil, fmt.Errorf("model %s cannot be simulated, nobody sourced its %s", m.ID, strings.Join(needed, " and its "))
+	}
+	return m.tableFor(driverVersion)
+}
+
+// Known is Table for a model to be looked at: it does not need the figures of the whole GPU.
+func (m *Model) Known(driverVersion string) (*Table, error) {
+	if driverVersion == "" {
+		driverVersion = m.DefaultDriverVersion
+	}
+	return m.tableFor(driverVersion)
+}
+
+func (m *Model) tableFor(driverVersion string) (*Table, error) {
+	if !dotted.MatchString(driverVersion) || !strings.Contains(driverVersion, ".") {
+		return nil, fmt.Errorf("driver version %q of model %s is not a version like %s", driverVersion, m.ID, m.DefaultDriverVersion)
 	}
 	cuda, err := m.Vendor.cudaVersion(driverVersion)
 	if err != nil {
@@ -110,63 +155,105 @@ func (m *Model) Table(driverVersion string) (*Table, error) {
 	if m.Partitioning == nil {
 		return table, nil
 	}
-	var sourced []string
 	for _, r := range m.ranges {
 		if r.contains(driverVersion) {
-			table.profiles, table.absent = r.profiles, r.absent
+			table.Profiles = r.profiles
 			return table, nil
 		}
-		sourced = append(sourced, r.String())
 	}
 	return nil, fmt.Errorf("no figures of model %s are sourced for driver version %s; sourced: %s (default %s)",
-		m.ID, driverVersion, strings.Join(sourced, "; "), m.DefaultDriverVersion)
+		m.ID, driverVersion, strings.Join(m.DriverVersions(), "; "), m.DefaultDriverVersion)
 }
 
-// Profiles returns the partition profiles in the order of the catalogue file. It fails for a model that
-// cannot be partitioned, and for figures nobody sourced, naming them.
-func (t *Table) Profiles() ([]*Profile, error) {
+// Absent returns what nobody sourced of the profiles, as in "memory of 1g.12gb, 1g.12gb+me".
+func (t *Table) Absent() []string {
+	var order []string
+	profiles := map[string][]string{}
+	for _, p := range t.Profiles {
+		if len(p.Absent) == 0 {
+			continue
+		}
+		figures := "all figures"
+		if len(p.Absent) < len(AllFigures()) {
+			figures = list(p.Absent)
+		}
+		if profiles[figures] == nil {
+			order = append(order, figures)
+		}
+		profiles[figures] = append(profiles[figures], p.Name)
+	}
+	var absent []string
+	for _, figures := range order {
+		absent = append(absent, figures+" of "+strings.Join(profiles[figures], ", "))
+	}
+	return absent
+}
+
+// Profile returns the profile of that name with all its figures. It fails for a model that cannot be partitioned,
+// for an unknown name, saying which there are, and for figures nobody sourced, naming them.
+func (t *Table) Profile(name string) (*Profile, error) {
 	if t.Model.Partitioning == nil {
 		return nil, fmt.Errorf("model %s cannot be partitioned", t.Model.ID)
 	}
-	if len(t.absent) > 0 {
-		return nil, fmt.Errorf("model %s cannot be partitioned with driver version %s, nobody sourced: %s",
-			t.Model.ID, t.DriverVersion, strings.Join(t.absent, ", "))
+	var known []string
+	for _, p := range t.Profiles {
+		if p.Name != name {
+			known = append(known, p.Name)
+			continue
+		}
+		if len(p.Absent) > 0 {
+			return nil, fmt.Errorf("model %s cannot have %s with driver version %s, nobody sourced its %s", t.Model.ID, name, t.DriverVersion, list(p.Absent))
+		}
+		return p, nil
 	}
-	return slices.Clone(t.profiles), nil
+	return nil, fmt.Errorf("model %s has no profile %q with driver version %s; it has: %s", t.Model.ID, name, t.DriverVersion, strings.Join(known, ", "))
+}
+
+// Partition returns a profile at one of its placements.
+func (t *Table) Partition(profile *Profile, start int) *Partition {
+	return &Partition{Profile: profile, Start: start, InstanceID: t.Model.Partitioning.instanceIDs[profile.Size][start]}
 }
 
 // Partitions returns every partition the GPU can be divided into: profiles in the order of the
-// catalogue file, each at all its placements in ascending order. It fails as Profiles does.
+// catalogue file, each at all its placements in ascending order. Profiles with a figure that nobody sourced are left
+// out. It fails as Partitionable does.
 func (t *Table) Partitions() ([]*Partition, error) {
-	profiles, err := t.Profiles()
-	if err != nil {
+	if _, err := t.Partitionable(); err != nil {
 		return nil, err
 	}
 	var partitions []*Partition
-	for _, profile := range profiles {
+	for _, profile := range t.Profiles {
+		if len(profile.Absent) > 0 {
+			continue
+		}
 		for _, start := range profile.Starts {
-			partitions = append(partitions, &Partition{
-				Profile:    profile,
-				Start:      start,
-				InstanceID: t.Model.Partitioning.instanceIDs[profile.Size][start],
-			})
+			partitions = append(partitions, t.Partition(profile, start))
 		}
 	}
 	return partitions, nil
 }
 
 // Partitionable returns the figures that partitions share: of each the largest that any profile has.
-// It may be less than the whole GPU has. It fails as Profiles does.
+// It may be less than the whole GPU has. It fails for a model that cannot be partitioned, and where nobody sourced the
+// figures of a profile that takes all memory slices, since no other tells what there is to share.
 func (t *Table) Partitionable() (Figures, error) {
-	profiles, err := t.Profiles()
-	if err != nil {
-		return Figures{}, err
+	if t.Model.Partitioning == nil {
+		return Figures{}, fmt.Errorf("model %s cannot be partitioned", t.Model.ID)
 	}
 	var largest Figures
-	for _, profile := range profiles {
+	whole := false
+	for _, profile := range t.Profiles {
+		if len(profile.Absent) > 0 {
+			continue
+		}
+		whole = whole || profile.Size == t.Model.Partitioning.MemorySlices
 		for _, figure := range AllFigures() {
 			*largest.at(figure) = max(largest.Get(figure), profile.Figures.Get(figure))
 		}
+	}
+	if !whole {
+		return Figures{}, fmt.Errorf("model %s cannot be partitioned with driver version %s, nobody sourced: %s",
+			t.Model.ID, t.DriverVersion, strings.Join(t.Absent(), "; "))
 	}
 	return largest, nil
 }
@@ -232,8 +319,9 @@ type Profile struct {
 	Slices       int    // compute slices
 	MaxInstances int    // of this profile on an otherwise empty GPU
 	Figures      Figures
-	Size         int   // memory slices of one placement
-	Starts       []int // first memory slice of each placement, ascending
+	Absent       []Figure // those that nobody sourced; 0 in Figures
+	Size         int      // memory slices of one placement
+	Starts       []int    // first memory slice of each placement, ascending
 	// ComputeInstances lists the ways to divide the compute slices, smallest first.
 	ComputeInstances []ComputeInstanceProfile
 }

@@ -163,7 +163,9 @@ func decodeModel(file string, data []byte, vendor *Vendor) (*Model, error) {
 		Exclusive:    f.Partitioning.WholeGPU == wholeGPUWhenDisabled,
 	}
 	if ids := f.Partitioning.InstanceIDs; ids != nil {
-		model.Partitioning.instanceIDs = ids.BySize
+		model.Partitioning.InstanceIDSource, model.Partitioning.instanceIDs = ids.Source, ids.BySize
+	} else {
+		model.Partitioning.instanceIDs = f.Partitioning.assignInstanceIDs()
 	}
 	for _, driver := range f.Drivers {
 		model.ranges = append(model.ranges, f.driverRange(driver))
@@ -174,9 +176,6 @@ func decodeModel(file string, data []byte, vendor *Vendor) (*Model, error) {
 // driverRange joins the figures of the profiles with their names and memory sizes.
 func (f *modelFormat) driverRange(driver driverFormat) driverRange {
 	r := driverRange{from: driver.From, through: driver.Through}
-	if f.Partitioning.InstanceIDs == nil {
-		r.absent = append(r.absent, "GPU instance ids")
-	}
 	for _, p := range f.Partitioning.Profiles {
 		named, exists := driver.Profiles[p.ID]
 		if !exists {
@@ -197,7 +196,7 @@ func (f *modelFormat) driverRange(driver driverFormat) driverRange {
 				value = named.MemoryMiB
 			}
 			if value == nil {
-				r.absent = append(r.absent, fmt.Sprintf("%s of %s", figure, named.Name))
+				profile.Absent = append(profile.Absent, figure)
 				continue
 			}
 			*profile.Figures.at(figure) = *value
@@ -409,23 +408,50 @@ func (p *partitioningFormat) checkSums(figure Figure, faults *strictyaml.Faults)
 	}
 }
 
+// placements returns the starts of all placements by their size.
+func (p *partitioningFormat) placements() map[int]map[int]bool {
+	placements := map[int]map[int]bool{}
+	for _, profile := range p.Profiles {
+		for _, start := range profile.Placements.Starts {
+			if placements[profile.Placements.Size] == nil {
+				placements[profile.Placements.Size] = map[int]bool{}
+			}
+			placements[profile.Placements.Size][start] = true
+		}
+	}
+	return placements
+}
+
+// assignInstanceIDs numbers the placements from the largest size to the smallest, from left to right.
+func (p *partitioningFormat) assignInstanceIDs() map[int]map[int]int {
+	placements := p.placements()
+	ids, next := map[int]map[int]int{}, 0
+	for _, size := range slices.Backward(slices.Sorted(maps.Keys(placements))) {
+		ids[size] = map[int]int{}
+		for _, start := range slices.Sorted(maps.Keys(placements[size])) {
+			ids[size][start] = next
+			next++
+		}
+	}
+	return ids
+}
+
 // checkInstanceIDs wants an id for each placement of each profile, and no other.
 func (p *partitioningFormat) checkInstanceIDs(vendor *Vendor, faults *strictyaml.Faults) {
 	const at = "partitioning.instanceIDs"
+	wanted := p.placements()
 	if p.InstanceIDs == nil {
+		n := 0
+		for _, starts := range wanted {
+			n += len(starts)
+		}
+		if n > vendor.maxInstanceID()+1 {
+			faults.Add(at, "is required: there are %d placements, and only %d ids have a device file", n, vendor.maxInstanceID()+1)
+		}
 		return
 	}
 	if p.InstanceIDs.Source == "" {
 		faults.Add(at+".source", "is required")
-	}
-	wanted := map[int]map[int]bool{}
-	for _, profile := range p.Profiles {
-		for _, start := range profile.Placements.Starts {
-			if wanted[profile.Placements.Size] == nil {
-				wanted[profile.Placements.Size] = map[int]bool{}
-			}
-			wanted[profile.Placements.Size][start] = true
-		}
 	}
 	for _, size := range slices.Sorted(maps.Keys(wanted)) {
 		for _, start := range slices.Sorted(maps.Keys(wanted[size])) {

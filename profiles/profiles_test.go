@@ -2,7 +2,6 @@ package profiles
 
 import (
 	"io/fs"
-	"os"
 	"path"
 	"slices"
 	"strings"
@@ -11,17 +10,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 )
-
-// fixtures are models that the built-in catalogue does not have: placements in twelfths and many
-// suffixes, four slices, no partitions.
-func fixtures(t *testing.T) *Catalogue {
-	t.Helper()
-	catalogue, err := LoadFS(os.DirFS("testdata/catalogue"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return catalogue
-}
 
 func builtIn(t *testing.T) *Catalogue {
 	t.Helper()
@@ -50,11 +38,13 @@ func TestModels(t *testing.T) {
 	for _, model := range builtIn(t).Models() {
 		ids = append(ids, model.ID)
 	}
-	if diff := cmp.Diff([]string{"a100-40gb", "a100-80gb", "h100-sxm5-80gb"}, ids); diff != "" {
+	all := []string{"a10-24gb", "a100-40gb", "a100-80gb", "a30-24gb", "b200-180gb", "b300-288gb", "gb200-186gb", "gb300-288gb", "gh200-144gb",
+		"gh200-96gb", "h100-nvl-94gb", "h100-pcie-80gb", "h100-sxm5-80gb", "h200-141gb", "l4-24gb", "l40s-48gb", "rtx-pro-6000-96gb", "t4-16gb", "v100-16gb"}
+	if diff := cmp.Diff(all, ids); diff != "" {
 		t.Errorf("models (-want +got):\n%s", diff)
 	}
 	_, err := builtIn(t).Model("h100")
-	if want := `unknown model "h100"; known models: a100-40gb, a100-80gb, h100-sxm5-80gb`; err == nil || err.Error() != want {
+	if want := `unknown model "h100"; known models: ` + strings.Join(all, ", "); err == nil || err.Error() != want {
 		t.Errorf("unknown model: got error %v, want %s", err, want)
 	}
 }
@@ -80,10 +70,7 @@ func TestDefaultTable(t *testing.T) {
 func TestTableOfDriverVersion(t *testing.T) {
 	memory := func(driverVersion, profile string) int64 {
 		t.Helper()
-		profiles, err := table(t, builtIn(t), "a100-40gb", driverVersion).Profiles()
-		if err != nil {
-			t.Fatal(err)
-		}
+		profiles := table(t, builtIn(t), "a100-40gb", driverVersion).Profiles
 		i := slices.IndexFunc(profiles, func(p *Profile) bool { return p.Name == profile })
 		return profiles[i].Figures.MemoryMiB
 	}
@@ -116,13 +103,76 @@ func TestTableOfDriverVersion(t *testing.T) {
 
 func TestAbsentFigures(t *testing.T) {
 	_, err := table(t, builtIn(t), "h100-sxm5-80gb", "525.125").Partitions()
-	want := "model h100-sxm5-80gb cannot be partitioned with driver version 525.125, nobody sourced: memory of 1g.10gb+me, memory of 7g.80gb"
+	want := "model h100-sxm5-80gb cannot be partitioned with driver version 525.125, nobody sourced: memory of 1g.10gb+me, 7g.80gb"
 	if err == nil || err.Error() != want {
 		t.Errorf("a range with absent memory: got error %v, want %s", err, want)
 	}
-	_, err = table(t, fixtures(t), "l4-24gb", "").Profiles()
+	_, err = table(t, builtIn(t), "l4-24gb", "").Partitions()
 	if want := "model l4-24gb cannot be partitioned"; err == nil || err.Error() != want {
 		t.Errorf("a model without partitions: got error %v, want %s", err, want)
+	}
+}
+
+// TestAsFarAsTheFiguresGo divides every model of the catalogue, or is told what is missing.
+func TestAsFarAsTheFiguresGo(t *testing.T) {
+	type known struct {
+		partitions int    // 0: see err
+		err        string // of the partitions
+		absent     []string
+	}
+	eight := known{partitions: 25}
+	whole := func(id string) known { return known{err: "model " + id + " cannot be partitioned"} }
+	names := func(id, driver, absent string) known {
+		return known{err: "model " + id + " cannot be partitioned with driver version " + driver + ", nobody sourced: " + absent, absent: []string{absent}}
+	}
+	want := map[string]known{
+		"a10-24gb": whole("a10-24gb"), "l4-24gb": whole("l4-24gb"), "l40s-48gb": whole("l40s-48gb"), "t4-16gb": whole("t4-16gb"), "v100-16gb": whole("v100-16gb"),
+		"a100-40gb": eight, "a100-80gb": eight, "b200-180gb": eight, "h100-nvl-94gb": eight, "h100-pcie-80gb": eight, "h100-sxm5-80gb": eight, "h200-141gb": eight,
+		"a30-24gb": {partitions: 13}, "rtx-pro-6000-96gb": {partitions: 30},
+		"gh200-96gb":  {partitions: 11, absent: []string{"memory of 1g.12gb, 1g.12gb+me"}},
+		"b300-288gb":  names("b300-288gb", "580.95.05", "all figures of 1g.34gb, 1g.34gb+me, 1g.67gb, 2g.67gb, 3g.135gb, 4g.135gb, 7g.269gb"),
+		"gb300-288gb": names("gb300-288gb", "590.48.01", "all figures of 1g.35gb, 1g.35gb+me, 1g.70gb, 2g.70gb, 3g.139gb, 4g.139gb, 7g.278gb"),
+		"gb200-186gb": names("gb200-186gb", "580.95.05", "all figures of 3g.93gb, 4g.93gb, 7g.186gb"),
+		"gh200-144gb": names("gh200-144gb", "580.95.05", "all figures of 3g.72gb, 4g.72gb, 7g.144gb"),
+	}
+	for _, model := range builtIn(t).Models() {
+		t.Run(model.ID, func(t *testing.T) {
+			table, err := model.Known("")
+			if err != nil {
+				t.Fatal(err)
+			}
+			partitions, err := table.Partitions()
+			got := known{partitions: len(partitions), absent: table.Absent()}
+			if err != nil {
+				got.err = err.Error()
+			}
+			if diff := cmp.Diff(want[model.ID], got, cmp.AllowUnexported(known{})); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+			_, err = model.Table("")
+			if needed := "model gh200-144gb cannot be simulated, nobody sourced its product name and its memory"; model.ID == "gh200-144gb" {
+				if err == nil || err.Error() != needed {
+					t.Errorf("as a whole: got error %v, want %s", err, needed)
+				}
+			} else if err != nil {
+				t.Errorf("as a whole: %v", err)
+			}
+		})
+	}
+}
+
+func TestProfile(t *testing.T) {
+	gb200 := table(t, builtIn(t), "gb200-186gb", "")
+	if p, err := gb200.Profile("2g.47gb"); err != nil || p.ID != 14 {
+		t.Errorf("2g.47gb: got %+v, %v", p, err)
+	}
+	for name, want := range map[string]string{
+		"3g.93gb": "model gb200-186gb cannot have 3g.93gb with driver version 580.95.05, nobody sourced its multiprocessors, copyEngines, decoders, encoders, jpegEngines, ofaEngines, memory",
+		"3g.40gb": `model gb200-186gb has no profile "3g.40gb" with driver version 580.95.05; it has: 1g.23gb, 1g.23gb+me, 1g.47gb, 2g.47gb, 3g.93gb, 4g.93gb, 7g.186gb`,
+	} {
+		if _, err := gb200.Profile(name); err == nil || err.Error() != want {
+			t.Errorf("%s: got error %v, want %s", name, err, want)
+		}
 	}
 }
 
@@ -162,8 +212,7 @@ drivers:
 		t.Fatal(err)
 	}
 	_, err = table(t, catalogue, "names-only", "").Partitions()
-	want := "model names-only cannot be partitioned with driver version 580.95.05, nobody sourced: GPU instance ids, multiprocessors of 7g.269gb, " +
-		"copyEngines of 7g.269gb, decoders of 7g.269gb, encoders of 7g.269gb, jpegEngines of 7g.269gb, ofaEngines of 7g.269gb, memory of 7g.269gb"
+	want := "model names-only cannot be partitioned with driver version 580.95.05, nobody sourced: all figures of 7g.269gb"
 	if err == nil || err.Error() != want {
 		t.Errorf("partitions: got error %v, want %s", err, want)
 	}
@@ -180,11 +229,11 @@ func TestPartitionNames(t *testing.T) {
 			"gpu-3-mig-1g10gb-19-0", "gpu-3-mig-1g10gb-19-6", "gpu-3-mig-1g10gb-me-20-3", "gpu-3-mig-1g20gb-15-6",
 			"gpu-3-mig-2g20gb-14-4", "gpu-3-mig-3g40gb-9-0", "gpu-3-mig-3g40gb-9-4", "gpu-3-mig-4g40gb-5-0", "gpu-3-mig-7g80gb-0-0",
 		}},
-		"twelve slices and every suffix": {fixtures(t), "rtx-pro-6000-96gb", 30, []string{
+		"twelve slices and every suffix": {builtIn(t), "rtx-pro-6000-96gb", 30, []string{
 			"gpu-3-mig-1g24gb-14-9", "gpu-3-mig-1g24gb-gfx-47-0", "gpu-3-mig-1g24gb-me-21-0", "gpu-3-mig-1g24gb-me-67-0",
 			"gpu-3-mig-1g24gb-meall-65-0", "gpu-3-mig-2g48gb-5-6", "gpu-3-mig-4g96gb-gfx-32-0",
 		}},
-		"four slices": {fixtures(t), "a30-24gb", 13, []string{"gpu-3-mig-1g6gb-14-3", "gpu-3-mig-2g12gb-me-6-2", "gpu-3-mig-4g24gb-0-0"}},
+		"four slices": {builtIn(t), "a30-24gb", 13, []string{"gpu-3-mig-1g6gb-14-3", "gpu-3-mig-2g12gb-me-6-2", "gpu-3-mig-4g24gb-0-0"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			table := table(t, test.catalogue, test.model, "")
@@ -225,7 +274,10 @@ func TestInstanceIDs(t *testing.T) {
 			"7g.80gb@0": 0, "3g.40gb@4": 1, "3g.40gb@0": 2, "2g.20gb@4": 3, "1g.20gb@6": 4,
 			"1g.10gb@4": 7, "1g.10gb@5": 8, "1g.10gb@6": 9, "1g.10gb@0": 11, "1g.10gb@1": 12, "1g.10gb@2": 13, "1g.10gb@3": 14,
 		}},
-		"RTX PRO 6000 counts in twelfths": {fixtures(t), "rtx-pro-6000-96gb", map[string]int{
+		"nobody sourced those of the B200": {builtIn(t), "b200-180gb", map[string]int{
+			"7g.180gb@0": 0, "3g.90gb@0": 1, "4g.90gb@0": 1, "3g.90gb@4": 2, "2g.45gb@4": 5, "1g.45gb@6": 6, "1g.23gb@0": 7, "1g.23gb+me@6": 13,
+		}},
+		"RTX PRO 6000 counts in twelfths": {builtIn(t), "rtx-pro-6000-96gb", map[string]int{
 			"4g.96gb@0": 0, "2g.48gb@6": 2, "1g.24gb-me@3": 4, "1g.24gb@9": 6,
 		}},
 	} {

@@ -41,5 +41,6 @@ func newCommand(calledAs string, stdout, stderr io.Writer) *cobra.Command {
 	}
 	cmd.SetOut(stdout)
 	cmd.SetErr(stderr)
+	cmd.AddCommand(newRenderCommand())
 	return cmd
 }

@@ -5,8 +5,6 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
-
-	"github.com/simgpu/simgpu/profiles"
 )
 
 // ledger adds up what devices consume, as a scheduler does, from what is published and nothing else.
@@ -79,8 +77,8 @@ func times(n int, profile string, more ...string) []string {
 func TestCombinations(t *testing.T) {
 	h100 := newNode(t, catalogue(t), dynamic("h100-sxm5-80gb", 1)).GPUs[0]
 	a100 := newNode(t, catalogue(t), dynamic("a100-40gb", 1)).GPUs[0]
-	a30 := newNode(t, fixtures(t), dynamic("a30-24gb", 1)).GPUs[0]
-	rtx := newNode(t, fixtures(t), dynamic("rtx-pro-6000-96gb", 1)).GPUs[0]
+	a30 := newNode(t, catalogue(t), dynamic("a30-24gb", 1)).GPUs[0]
+	rtx := newNode(t, catalogue(t), dynamic("rtx-pro-6000-96gb", 1)).GPUs[0]
 	for _, test := range []struct {
 		gpu      *GPU
 		profiles []string
@@ -138,25 +136,35 @@ func TestCombinations(t *testing.T) {
 	}
 }
 
+// divided returns a GPU of each model that can be partitioned.
+func divided(t *testing.T) map[string]*GPU {
+	t.Helper()
+	gpus := map[string]*GPU{}
+	for _, model := range catalogue(t).Models() {
+		if table, err := model.Known(""); err != nil {
+			t.Fatal(err)
+		} else if _, err := table.Partitionable(); err == nil {
+			gpus[model.ID] = newNode(t, catalogue(t), dynamic(model.ID, 1)).GPUs[0]
+		}
+	}
+	if len(gpus) < 10 {
+		t.Fatalf("only %d models can be partitioned", len(gpus))
+	}
+	return gpus
+}
+
 // TestMaxInstances finds for every profile as many instances as the catalogue says, and no more.
 func TestMaxInstances(t *testing.T) {
-	for _, catalogue := range []*profiles.Catalogue{catalogue(t), fixtures(t)} {
-		for _, model := range catalogue.Models() {
-			if model.Partitioning == nil {
+	for id, gpu := range divided(t) {
+		for _, profile := range gpu.Table.Profiles {
+			if len(profile.Absent) > 0 {
 				continue
 			}
-			gpu := newNode(t, catalogue, dynamic(model.ID, 1)).GPUs[0]
-			list, err := gpu.Table.Profiles()
-			if err != nil {
-				t.Fatal(err)
+			if !ledgerOf(gpu.CounterSet).fits(gpu, times(profile.MaxInstances, profile.Name)) {
+				t.Errorf("%s: %d of %s do not fit", id, profile.MaxInstances, profile.Name)
 			}
-			for _, profile := range list {
-				if !ledgerOf(gpu.CounterSet).fits(gpu, times(profile.MaxInstances, profile.Name)) {
-					t.Errorf("%s: %d of %s do not fit", model.ID, profile.MaxInstances, profile.Name)
-				}
-				if ledgerOf(gpu.CounterSet).fits(gpu, times(profile.MaxInstances+1, profile.Name)) {
-					t.Errorf("%s: %d of %s fit", model.ID, profile.MaxInstances+1, profile.Name)
-				}
+			if ledgerOf(gpu.CounterSet).fits(gpu, times(profile.MaxInstances+1, profile.Name)) {
+				t.Errorf("%s: %d of %s fit", id, profile.MaxInstances+1, profile.Name)
 			}
 		}
 	}
@@ -194,42 +202,36 @@ func TestOverlaps(t *testing.T) {
 // TestPairsDecide proves that it is enough to compare devices two by two: of no model can more than two
 // devices, none of which overlap, take more of a counter than there is.
 func TestPairsDecide(t *testing.T) {
-	for _, catalogue := range []*profiles.Catalogue{catalogue(t), fixtures(t)} {
-		for _, model := range catalogue.Models() {
-			if model.Partitioning == nil {
-				continue
+	for id, gpu := range divided(t) {
+		t.Run(id, func(t *testing.T) {
+			overlaps := map[[2]*Device]bool{}
+			for _, a := range gpu.Devices {
+				for _, b := range gpu.Devices {
+					overlaps[[2]*Device{a, b}] = a.Overlaps(b)
+				}
 			}
-			t.Run(model.ID, func(t *testing.T) {
-				gpu := newNode(t, catalogue, dynamic(model.ID, 1)).GPUs[0]
-				overlaps := map[[2]*Device]bool{}
-				for _, a := range gpu.Devices {
-					for _, b := range gpu.Devices {
-						overlaps[[2]*Device{a, b}] = a.Overlaps(b)
-					}
-				}
-				left := ledgerOf(gpu.CounterSet)
-				sets := 0
-				var grow func(chosen []*Device, from int)
-				grow = func(chosen []*Device, from int) {
-					sets++
-				next:
-					for i := from; i < len(gpu.Devices); i++ {
-						candidate := gpu.Devices[i]
-						for _, other := range chosen {
-							if overlaps[[2]*Device{candidate, other}] {
-								continue next
-							}
+			left := ledgerOf(gpu.CounterSet)
+			sets := 0
+			var grow func(chosen []*Device, from int)
+			grow = func(chosen []*Device, from int) {
+				sets++
+			next:
+				for i := from; i < len(gpu.Devices); i++ {
+					candidate := gpu.Devices[i]
+					for _, other := range chosen {
+						if overlaps[[2]*Device{candidate, other}] {
+							continue next
 						}
-						if !left.take(&candidate.Published) {
-							t.Fatalf("%s does not fit beside %v, though it overlaps none of them", candidate.Name, names(chosen))
-						}
-						grow(append(chosen, candidate), i+1)
-						left.give(&candidate.Published, 1)
 					}
+					if !left.take(&candidate.Published) {
+						t.Fatalf("%s does not fit beside %v, though it overlaps none of them", candidate.Name, names(chosen))
+					}
+					grow(append(chosen, candidate), i+1)
+					left.give(&candidate.Published, 1)
 				}
-				grow(nil, 0)
-				t.Logf("%d sets of devices fit", sets)
-			})
-		}
+			}
+			grow(nil, 0)
+			t.Logf("%d sets of devices fit", sets)
+		})
 	}
 }

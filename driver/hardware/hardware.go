@@ -149,7 +149,7 @@ func tableFor(group inventory.GPUGroup, catalogue *profiles.Catalogue) (*profile
 	case inventory.MIGDisabled:
 		return table, nil
 	case inventory.MIGDynamic:
-		_, err := table.Profiles()
+		_, err := table.Partitionable()
 		return table, err
 	}
 	return nil, fmt.Errorf("unknown MIG mode %q of model %s; known: %s, %s", group.MIGMode, group.Model, inventory.MIGDynamic, inventory.MIGDisabled)

@@ -3,7 +3,6 @@ package hardware
 import (
 	"fmt"
 	"maps"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -19,16 +18,6 @@ import (
 func catalogue(t *testing.T) *profiles.Catalogue {
 	t.Helper()
 	catalogue, err := profiles.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return catalogue
-}
-
-// fixtures are models that the built-in catalogue does not have.
-func fixtures(t *testing.T) *profiles.Catalogue {
-	t.Helper()
-	catalogue, err := profiles.LoadFS(os.DirFS("../../profiles/testdata/catalogue"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,7 +197,7 @@ func TestCanonicalMemory(t *testing.T) {
 		"A100 80GB as a whole":   {newNode(t, catalogue(t), disabled("a100-80gb", 1)), "gpu-0", "80Gi"},
 		"A100 40GB as a whole":   {newNode(t, catalogue(t), disabled("a100-40gb", 1)), "gpu-0", "40Gi"},
 		"H100 without its parts": {newNode(t, catalogue(t), disabled("h100-sxm5-80gb", 1)), "gpu-0", "81559Mi"},
-		"RTX PRO 6000":           {newNode(t, fixtures(t), dynamic("rtx-pro-6000-96gb", 1)), "gpu-0", "95Gi"},
+		"RTX PRO 6000":           {newNode(t, catalogue(t), dynamic("rtx-pro-6000-96gb", 1)), "gpu-0", "95Gi"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			memory := device(t, test.node, test.device).Published.Capacity["memory"].Value
@@ -230,9 +219,9 @@ func TestCounts(t *testing.T) {
 		"Hopper without partitions":          {catalogue(t), disabled("h100-sxm5-80gb", 1), 1, 0, true},
 		"Ampere offers partitions":           {catalogue(t), dynamic("a100-40gb", 1), 25, 15, false},
 		"Ampere or itself as a whole":        {catalogue(t), disabled("a100-40gb", 1), 1, 0, true},
-		"RTX PRO 6000":                       {fixtures(t), dynamic("rtx-pro-6000-96gb", 1), 31, 19, true},
-		"A30":                                {fixtures(t), dynamic("a30-24gb", 1), 13, 11, false},
-		"a model that cannot be partitioned": {fixtures(t), disabled("l4-24gb", 1), 1, 0, true},
+		"RTX PRO 6000":                       {catalogue(t), dynamic("rtx-pro-6000-96gb", 1), 31, 19, true},
+		"A30":                                {catalogue(t), dynamic("a30-24gb", 1), 13, 11, false},
+		"a model that cannot be partitioned": {catalogue(t), disabled("l4-24gb", 1), 1, 0, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			node := newNode(t, test.catalogue, test.group)
@@ -420,12 +409,13 @@ func TestNewFaults(t *testing.T) {
 	}{
 		"all groups at fault": {
 			[]inventory.GPUGroup{disabled("h1000", 1), disabled("a100-40gb", 1), disabled("a100-40gb", -1)},
-			`GPU group 0: unknown model "h1000"; known models: a100-40gb, a100-80gb, h100-sxm5-80gb` + "\n" +
+			`GPU group 0: unknown model "h1000"; known models: a10-24gb, a100-40gb, a100-80gb, a30-24gb, b200-180gb, b300-288gb, gb200-186gb, ` +
+				"gb300-288gb, gh200-144gb, gh200-96gb, h100-nvl-94gb, h100-pcie-80gb, h100-sxm5-80gb, h200-141gb, l4-24gb, l40s-48gb, rtx-pro-6000-96gb, t4-16gb, v100-16gb\n" +
 				"GPU group 2: the count of model a100-40gb is negative: -1",
 		},
 		"absent figures": {
 			[]inventory.GPUGroup{old},
-			"GPU group 0: model h100-sxm5-80gb cannot be partitioned with driver version 525.125, nobody sourced: memory of 1g.10gb+me, memory of 7g.80gb",
+			"GPU group 0: model h100-sxm5-80gb cannot be partitioned with driver version 525.125, nobody sourced: memory of 1g.10gb+me, 7g.80gb",
 		},
 		"unknown mode": {[]inventory.GPUGroup{static}, `GPU group 0: unknown MIG mode "static" of model h100-sxm5-80gb; known: dynamic, disabled`},
 		"too many": {

@@ -105,6 +105,24 @@ func DecodeWith(catalogue *profiles.Catalogue, data []byte) (*NodeInventory, err
 	return inventory, nil
 }
 
+// Group fills in the defaults of a group that stands in no file, and checks it as one that does. The NUMA node has no
+// default here.
+func Group(catalogue *profiles.Catalogue, group GPUGroup) (GPUGroup, error) {
+	format := groupFormat{
+		Model: group.Model, Count: &group.Count, MIGMode: group.MIGMode, NUMANode: new(-1),
+		PCIeRoot: group.PCIeRoot, DriverVersion: group.DriverVersion, Seed: group.Seed,
+	}
+	if group.NUMANode != nil {
+		format.NUMANode = group.NUMANode
+	}
+	var faults strictyaml.Faults
+	group, _ = format.convert(catalogue, "", &faults)
+	for i := range faults {
+		faults[i].Path = strings.TrimPrefix(faults[i].Path, ".")
+	}
+	return group, faults.Err("GPUs")
+}
+
 func (f *file) convert(catalogue *profiles.Catalogue, faults *strictyaml.Faults) *NodeInventory {
 	if f.APIVersion != APIVersion {
 		faults.Add("apiVersion", "%q is not supported; known: %s", f.APIVersion, APIVersion)
@@ -212,12 +230,7 @@ func (g *groupFormat) convert(catalogue *profiles.Catalogue, path string, faults
 		model = known
 	}
 	switch g.MIGMode {
-	case "":
-		group.MIGMode = MIGDisabled
-		if model != nil && model.Partitioning != nil {
-			group.MIGMode = MIGDynamic
-		}
-	case MIGDynamic, MIGDisabled:
+	case "", MIGDynamic, MIGDisabled:
 	case migStatic:
 		faults.Add(path+".migMode", "%q is reserved for a later release; known: %s, %s", migStatic, MIGDynamic, MIGDisabled)
 	default:
@@ -232,10 +245,13 @@ func (g *groupFormat) convert(catalogue *profiles.Catalogue, path string, faults
 			at = ".driverVersion"
 		}
 		faults.Add(path+at, "%v", err)
-	} else if group.MIGMode == MIGDynamic {
-		if _, err := table.Profiles(); err != nil {
-			faults.Add(path+".migMode", "%v; use %s", err, MIGDisabled)
+	} else if _, err := table.Partitionable(); group.MIGMode == "" {
+		group.MIGMode = MIGDynamic
+		if err != nil {
+			group.MIGMode = MIGDisabled
 		}
+	} else if group.MIGMode == MIGDynamic && err != nil {
+		faults.Add(path+".migMode", "%v; use %s", err, MIGDisabled)
 	}
 	return group, model.Vendor
 }

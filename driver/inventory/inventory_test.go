@@ -1,7 +1,6 @@
 package inventory
 
 import (
-	"os"
 	"strings"
 	"testing"
 
@@ -58,7 +57,11 @@ func TestDecode(t *testing.T) {
 }
 
 func TestDecodeFaults(t *testing.T) {
-	const models = "a100-40gb, a100-80gb, h100-sxm5-80gb"
+	catalogue, err := profiles.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	models := strings.Join(modelIDs(catalogue), ", ")
 	for name, test := range map[string]struct {
 		yaml string // after the header
 		want string // after "inventory: "
@@ -88,8 +91,8 @@ func TestDecodeFaults(t *testing.T) {
 			"rules[0].gpus[0].driverVersion: must be a string, not the number 570.169 (put it in quotes)",
 		},
 		"figures not sourced": {
-			`rules: [{gpus: [{model: h100-sxm5-80gb, driverVersion: "525.125"}]}]`,
-			"rules[0].gpus[0].migMode: model h100-sxm5-80gb cannot be partitioned with driver version 525.125, nobody sourced: memory of 1g.10gb+me, memory of 7g.80gb; use disabled",
+			`rules: [{gpus: [{model: h100-sxm5-80gb, migMode: dynamic, driverVersion: "525.125"}]}]`,
+			"rules[0].gpus[0].migMode: model h100-sxm5-80gb cannot be partitioned with driver version 525.125, nobody sourced: memory of 1g.10gb+me, 7g.80gb; use disabled",
 		},
 		"rule names taken": {
 			"rules: [{name: a, nodeNames: [node-1], gpus: []}, {name: a, gpus: []}]",
@@ -148,19 +151,17 @@ func TestDecodeHeaderFaults(t *testing.T) {
 	}
 }
 
-func TestDecodeWithoutPartitions(t *testing.T) {
-	catalogue, err := profiles.LoadFS(os.DirFS("../../profiles/testdata/catalogue"))
-	if err != nil {
-		t.Fatal(err)
+func TestDefaultMIGMode(t *testing.T) {
+	for model, want := range map[string]MIGMode{"h100-sxm5-80gb": MIGDynamic, "a30-24gb": MIGDynamic, "gh200-96gb": MIGDynamic, "l4-24gb": MIGDisabled, "b300-288gb": MIGDisabled} {
+		got, err := Decode([]byte(header + "rules: [{gpus: [{model: " + model + "}]}]"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if mode := got.Rules[0].GPUs[0].MIGMode; mode != want {
+			t.Errorf("default MIG mode of %s: got %s, want %s", model, mode, want)
+		}
 	}
-	got, err := DecodeWith(catalogue, []byte(header+"rules: [{gpus: [{model: l4-24gb}]}]"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if mode := got.Rules[0].GPUs[0].MIGMode; mode != MIGDisabled {
-		t.Errorf("default MIG mode of a model without partitions: got %s, want %s", mode, MIGDisabled)
-	}
-	_, err = DecodeWith(catalogue, []byte(header+"rules: [{gpus: [{model: l4-24gb, migMode: dynamic}]}]"))
+	_, err := Decode([]byte(header + "rules: [{gpus: [{model: l4-24gb, migMode: dynamic}]}]"))
 	if want := "inventory: rules[0].gpus[0].migMode: model l4-24gb cannot be partitioned; use disabled"; err == nil || err.Error() != want {
 		t.Errorf("got error %v, want %s", err, want)
 	}
