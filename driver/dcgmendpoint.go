@@ -12,20 +12,27 @@ import (
 	"github.com/simgpu/simgpu/driver/podresources"
 )
 
-// startDCGM serves the metrics of the node's GPUs.
-func (d *Driver) startDCGM(ctx context.Context, sockets *deviceapi.Server, claims *claims, metrics *metrics, fatal func(error)) (*httpServer, error) {
+// startDCGM serves the metrics of the node's GPUs: of none while another process has them.
+func (d *Driver) startDCGM(ctx context.Context, fatal func(error)) (*httpServer, error) {
 	config := dcgm.Config{
 		NodeName: d.opts.NodeName,
-		Snapshot: sockets.Snapshot,
+		Snapshot: func() deviceapi.Snapshot {
+			if s := d.session.Load(); s != nil {
+				return s.sockets.Snapshot()
+			}
+			return deviceapi.Snapshot{}
+		},
 		UUID: func(name string) string {
-			if device := claims.currentStock().device(name); device != nil {
-				return device.UUID
+			if s := d.session.Load(); s != nil {
+				if device := s.claims.currentStock().device(name); device != nil {
+					return device.UUID
+				}
 			}
 			return ""
 		},
 	}
 	if d.opts.PodResourcesSocket != "" {
-		config.Uses = (&podUses{socket: d.opts.PodResourcesSocket, driverName: d.opts.DriverName, logger: klog.FromContext(ctx), failed: metrics.attributionErrors}).list
+		config.Uses = (&podUses{socket: d.opts.PodResourcesSocket, driverName: d.opts.DriverName, logger: klog.FromContext(ctx), failed: d.metrics.attributionErrors}).list
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(dcgm.New(config))

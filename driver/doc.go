@@ -13,7 +13,8 @@
 //	node/device.sock      the view of the whole node
 //	tools/<hash>/         programs mounted into containers (package tools)
 //	dra-device-metadata/  device metadata for containers, written by the kubeletplugin helper
-//	dra.sock, lock        the service socket; the lock that keeps a second driver out
+//	dra-<pod uid>.sock    the service socket of the driver in that pod (dra.sock outside of pods)
+//	lock, successor       who works, and who takes over from it
 //
 // In the CDI folder: k8s.<driver>-claim_<uid>.yaml per prepared claim (package cdi), and the helper's
 // specs for device metadata.
@@ -113,6 +114,21 @@
 //
 // On stop the driver finishes what it is doing, closes its sockets and leaves everything else: prepared
 // claims stay prepared, containers keep running and reach the next driver, and the ResourceSlices stay
-// until the kubelet removes them half a minute after the driver has gone. Two drivers of one name never
-// work at the same time on a node: the second waits for the first to end.
+// until the kubelet removes them half a minute after the driver has gone.
+//
+// Two drivers of one name may run on a node, as they do in a rolling update with maxSurge, but only one
+// works: the one that owns the node's state, which is everything in the folders above and the node's
+// ResourceSlices. Both are registered with the kubelet, each with sockets of its own, and whichever the
+// kubelet calls, the call gets to the one that works, or waits for the moment in which none does. So no
+// pod notices an update:
+//
+//  1. The new driver registers, and asks the old one to hand over. It is not ready yet.
+//  2. The old one ends the calls that run, stops to publish, closes the devices' sockets and gives up the
+//     lock. It stays registered, and stays ready: it takes over again if the new one ends.
+//  3. The new one opens the sockets, to which containers reconnect by themselves, publishes, and is ready.
+//  4. The DaemonSet ends the old one.
+//
+// A driver of a release that cannot hand over is passed the calls until the DaemonSet ends it, for which
+// the new one has to be ready before it works. A driver that does not know the UID of its pod waits for
+// the lock before it registers.
 package driver

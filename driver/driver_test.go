@@ -450,8 +450,9 @@ func TestNewToolsReachPreparedClaims(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(n.opts.ToolsDir, "nvidia-smi"), []byte("#!new"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	n.run()
+	d = n.run()
 	n.register()
+	d.expectReady(t)
 	after := n.inject(ids...).mounts["/usr/bin/nvidia-smi"]
 	if data, err := os.ReadFile(after); err != nil || string(data) != "#!new" || after == before {
 		t.Errorf("mounted %s: %q, %v", after, data, err)
@@ -506,13 +507,13 @@ func TestSecondDriverWaitsForTheFirst(t *testing.T) {
 		t.Fatal(err)
 	}
 	expectError(t, d.Run(third), "lock", "tired of waiting")
-	if second.started.Load() {
+	if second.session.Load() != nil {
 		t.Error("two drivers at work")
 	}
 	if err := first.stop(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "second driver started", func() (bool, any) { return second.started.Load(), nil })
+	eventually(t, "second driver at work", func() (bool, any) { return second.session.Load() != nil, nil })
 }
 
 func TestKeepsAwayFromRealGPUs(t *testing.T) {
@@ -546,6 +547,7 @@ func TestOptionsThatCannotWork(t *testing.T) {
 	}{
 		"nothing set":     {func(o *Options) { *o = Options{} }, []string{"client", "node name", "inventory", "CDI", "resync"}},
 		"driver name":     {func(o *Options) { o.DriverName = "GPU/x" }, []string{`"GPU/x"`}},
+		"pod UID":         {func(o *Options) { o.PodUID = "../x" }, []string{"pod's UID", "../x"}},
 		"resync":          {func(o *Options) { o.Resync = 0 }, []string{"resync period must be positive"}},
 		"no plugins dir":  {func(o *Options) { o.KubeletPluginsDir = "" }, []string{"plugins folder"}},
 		"no registration": {func(o *Options) { o.KubeletRegistrarDir = "" }, []string{"registration folder"}},

@@ -120,7 +120,7 @@ func (p *publisher) askFeatures(ctx context.Context, layout deviceslices.Layout)
 	return nil
 }
 
-// fieldsDropped is told by the helper that a slice was stored without some of its fields.
+// fieldsDropped is told that a slice was stored without some of its fields.
 func (p *publisher) fieldsDropped(ctx context.Context, dropped *resourceslice.DroppedFieldsError) {
 	p.metrics.publishErrors.Inc()
 	klog.FromContext(ctx).Error(dropped, "The API server dropped fields of a ResourceSlice")

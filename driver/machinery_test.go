@@ -41,24 +41,24 @@ type machinery struct {
 	stop  func()
 }
 
-// DRAPlugin that tells when a call begins.
-type watchedPlugin struct {
-	*plugin
+// watchedFront tells when a call begins.
+type watchedFront struct {
+	*front
 	m *machinery
 }
 
-func (p watchedPlugin) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+func (p watchedFront) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	if p.m.watch != nil {
 		p.m.watch()
 	}
-	return p.plugin.PrepareResourceClaims(ctx, claims)
+	return p.front.PrepareResourceClaims(ctx, claims)
 }
 
-func (p watchedPlugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+func (p watchedFront) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
 	if p.m.watch != nil {
 		p.m.watch()
 	}
-	return p.plugin.UnprepareResourceClaims(ctx, claims)
+	return p.front.UnprepareResourceClaims(ctx, claims)
 }
 
 // quiet is the context of the test without a log: these tests make the driver complain a lot.
@@ -106,13 +106,14 @@ func (m *machinery) serve() {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	p := &plugin{claims: m.claims, reconciler: m.reconciler, reporter: m.reconciler.reporter, metrics: m.reconciler.metrics,
-		fatal: func(err error) {
-			if !errors.Is(err, grpc.ErrServerStopped) { // stopped before it had begun
-				n.t.Error(err)
-			}
-		}}
-	if m.helper, err = d.startHelper(n.quiet(), watchedPlugin{p, m}, m.reconciler.metadata); err != nil {
+	fatal := func(err error) {
+		if !errors.Is(err, grpc.ErrServerStopped) { // stopped before it had begun
+			n.t.Error(err)
+		}
+	}
+	f := newFront(d.opts, m.reconciler.metadata, m.reconciler.metrics, fatal, n.t.Context().Done())
+	f.open(&plugin{claims: m.claims, reconciler: m.reconciler, reporter: m.reconciler.reporter, metrics: m.reconciler.metrics})
+	if m.helper, err = f.startHelper(n.quiet(), watchedFront{f, m}); err != nil {
 		n.t.Fatal(err)
 	}
 	m.client = draapi.NewDRAPluginClient(n.dial(filepath.Join(n.pluginDir(), "dra.sock")))

@@ -42,9 +42,13 @@ const specCopy = "cdi.json"
 // longestName is the longest name of a folder in all usual file systems, in bytes.
 const longestName = 255
 
+func newMetadata(dir, cdiDir, driverName string, prepared func(types.UID) bool) *metadataFiles {
+	return &metadataFiles{dir: dir, cdiDir: cdiDir, driverName: driverName, prepared: prepared}
+}
+
 // openMetadata removes what interrupted writes left in the CDI folder.
 func openMetadata(dir, cdiDir, driverName string, prepared func(types.UID) bool) (*metadataFiles, error) {
-	m := &metadataFiles{dir: dir, cdiDir: cdiDir, driverName: driverName, prepared: prepared}
+	m := newMetadata(dir, cdiDir, driverName, prepared)
 	if err := durable.RemoveTemporary(cdiDir, m.specPrefix()); err != nil {
 		return nil, fmt.Errorf("device metadata: remove unfinished files: %w", err)
 	}

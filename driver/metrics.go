@@ -157,6 +157,16 @@ func newMetrics(prepared func() (claims, devices int)) *metrics {
 	return m
 }
 
+// idle says that another process works on the node now.
+func (m *metrics) idle() {
+	for _, state := range []prometheus.Gauge{m.publishedSlices, m.publishedDevices, m.inventoryValid, m.unsettledCheckpoints} {
+		state.Set(0)
+	}
+	for _, feature := range apiFeatures {
+		m.missingFeatures.WithLabelValues(feature.gate).Set(0)
+	}
+}
+
 // operation counts one that was done or failed.
 func (m *metrics) operation(operation string, start time.Time, err error) {
 	m.duration.WithLabelValues(operation).Observe(time.Since(start).Seconds())

@@ -7,9 +7,11 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/simgpu/simgpu/driver/checkpoint"
 	"github.com/simgpu/simgpu/driver/order"
 	"github.com/simgpu/simgpu/profiles"
 )
@@ -18,6 +20,10 @@ import (
 type Options struct {
 	// NodeName is the name of the Node object. Required.
 	NodeName string
+	// PodUID is the UID of the pod that the driver runs in, by which two drivers on a node tell themselves
+	// apart during an update. "", outside of a cluster: a second driver is not reachable before the first
+	// has ended.
+	PodUID string
 	// DriverName is the DRA driver name; "" is the name of the catalogue's only vendor.
 	DriverName string
 	// InventoryFile is the path of the NodeInventory. Required.
@@ -102,6 +108,11 @@ func (o *Options) complete() error {
 	if o.DeviceOrder == order.Adaptive && o.DeviceOrderInterval <= 0 {
 		errs = append(errs, fmt.Errorf("the interval of the device order must be positive, not %v", o.DeviceOrderInterval))
 	}
+	if o.PodUID != "" {
+		if err := checkpoint.CheckUID(types.UID(o.PodUID)); err != nil {
+			errs = append(errs, fmt.Errorf("the pod's UID: %w", err))
+		}
+	}
 	if o.Resync <= 0 {
 		errs = append(errs, fmt.Errorf("the resync period must be positive, not %v", o.Resync))
 	}
@@ -121,7 +132,7 @@ func (o *Options) complete() error {
 
 // paths are the folders of one driver.
 type paths struct {
-	plugin, checkpoint, dev, node, tools, metadata, lock string
+	plugin, checkpoint, dev, node, tools, metadata string
 }
 
 func (o *Options) paths() paths {
@@ -133,6 +144,5 @@ func (o *Options) paths() paths {
 		node:       filepath.Join(plugin, "node"),
 		tools:      filepath.Join(plugin, "tools"),
 		metadata:   filepath.Join(plugin, "dra-device-metadata"),
-		lock:       filepath.Join(plugin, "lock"),
 	}
 }

@@ -11,13 +11,13 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
-	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 )
 
 var errStopping = errors.New("the driver is stopping")
 
-// plugin is what the kubelet talks to. Each claim of a batch succeeds or fails by itself.
+// plugin answers the calls of the kubelet that reach it through the front. Each claim of a batch succeeds
+// or fails by itself.
 type plugin struct {
 	claims     *claims
 	reconciler *reconciler
@@ -25,24 +25,14 @@ type plugin struct {
 	reporter   *reporter
 	metrics    *metrics
 	status     *deviceStatus
-	// fatal ends the driver.
-	fatal func(error)
 
 	mu       sync.Mutex
 	stopping bool
 	running  sync.WaitGroup
 }
 
-var _ kubeletplugin.DRAPlugin = &plugin{}
-
-// PrepareResourceClaims implements [kubeletplugin.DRAPlugin].
+// PrepareResourceClaims does what [kubeletplugin.DRAPlugin] says.
 func (p *plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
-	done, err := p.begin()
-	if err != nil {
-		p.metrics.refused(opPrepare, len(claims), err)
-		return nil, err
-	}
-	defer done()
 	results := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
 	for _, claim := range claims {
 		start := time.Now()
@@ -92,14 +82,8 @@ func (p *plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	return p.claims.prepare(ctx, claim)
 }
 
-// UnprepareResourceClaims implements [kubeletplugin.DRAPlugin].
+// UnprepareResourceClaims does what [kubeletplugin.DRAPlugin] says.
 func (p *plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
-	done, err := p.begin()
-	if err != nil {
-		p.metrics.refused(opUnprepare, len(claims), err)
-		return nil, err
-	}
-	defer done()
 	results := make(map[types.UID]error, len(claims))
 	for _, claim := range claims {
 		start := time.Now()
@@ -118,25 +102,13 @@ func (p *plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	return results, nil
 }
 
-// HandleError implements [kubeletplugin.DRAPlugin].
-func (p *plugin) HandleError(ctx context.Context, err error, msg string) {
-	var dropped *resourceslice.DroppedFieldsError
-	switch {
-	case errors.As(err, &dropped):
-		p.publisher.fieldsDropped(ctx, dropped)
-	case errors.Is(err, kubeletplugin.ErrRecoverable):
-		p.publisher.failed(ctx, err, msg)
-	default:
-		p.fatal(fmt.Errorf("%s: %w", msg, err))
-	}
-}
-
-// WatchHealthStatus implements [kubeletplugin.DRAPlugin].
+// WatchHealthStatus does what [kubeletplugin.DRAPlugin] says.
 func (p *plugin) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
 	return kubeletplugin.ErrHealthNotSupported
 }
 
-// begin registers an operation; the gRPC server does not wait for those it has started.
+// begin registers a call, before anything else is done for it. The gRPC server does not wait for those it
+// has started.
 func (p *plugin) begin() (done func(), err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -147,8 +119,8 @@ func (p *plugin) begin() (done func(), err error) {
 	return p.running.Done, nil
 }
 
-// stop refuses new operations and waits for those that run, for no longer than a limit.
-func (p *plugin) stop(within time.Duration) {
+// stop refuses new calls. What it returns is closed when those that run have ended.
+func (p *plugin) stop() (idle <-chan struct{}) {
 	p.mu.Lock()
 	p.stopping = true
 	p.mu.Unlock()
@@ -157,10 +129,7 @@ func (p *plugin) stop(within time.Duration) {
 		defer close(done)
 		p.running.Wait()
 	}()
-	select {
-	case <-done:
-	case <-time.After(within):
-	}
+	return done
 }
 
 func deviceList(devices []kubeletplugin.Device) []string {

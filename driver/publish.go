@@ -95,7 +95,7 @@ func (f fleet) partitionInUse(gpu *hardware.GPU) bool {
 }
 
 // stored is true if the slices in the API are the pool. The content of devices is not compared: what
-// the API server drops is reported by the helper.
+// the API server drops is reported to the publisher by the writer of slices.
 func stored(pool resourceslice.Pool, inAPI []resourceapi.ResourceSlice) bool {
 	if len(inAPI) != len(pool.Slices) {
 		return false

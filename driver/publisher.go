@@ -26,7 +26,7 @@ import (
 const (
 	// seeWithin is how long slices may take to show up in the API before that counts as a failure.
 	seeWithin = 30 * time.Second
-	// remindAfter is how long missing slices are waited for before the helper is told about them again.
+	// remindAfter is how long missing slices are waited for before their writer is told about them again.
 	// By itself it looks for slices that somebody deleted, as the kubelet does when it starts, half a
 	// minute later.
 	remindAfter = time.Second
@@ -39,7 +39,7 @@ var errChangedMeanwhile = errors.New("there is something newer to publish")
 type publisher struct {
 	nodeName, driverName string
 	client               kubernetes.Interface
-	// publish hands slices over to whoever writes them: the kubeletplugin helper.
+	// publish hands slices over to whoever writes them: a sliceWriter.
 	publish func(context.Context, resourceslice.DriverResources) error
 	fleet   func() fleet
 	resync  time.Duration
@@ -169,7 +169,7 @@ func (p *publisher) run(ctx context.Context) {
 func (p *publisher) sync(ctx context.Context, thorough bool) error {
 	f := p.fleet()
 	if f.stock == nil {
-		// An empty set of pools makes the helper remove what an earlier driver has published.
+		// An empty set of pools makes the writer remove what an earlier driver has published.
 		p.setVisible(false, 0, 0)
 		p.mu.Lock()
 		p.lastError = "the inventory has not been read yet"
@@ -232,7 +232,7 @@ func (p *publisher) serverVersion(fresh bool) (*version.Info, error) {
 	return current, nil
 }
 
-// hand gives the resources to the helper unless it has them.
+// hand gives the resources to their writer unless it has them.
 func (p *publisher) hand(ctx context.Context, resources *resourceslice.DriverResources, f fleet, api apiLimits) error {
 	if p.published != nil && equality.Semantic.DeepEqual(*p.published, *resources) {
 		p.of, p.with = f, api
@@ -308,6 +308,16 @@ func (p *publisher) list(ctx context.Context) ([]resourceapi.ResourceSlice, erro
 	return slices.DeleteFunc(list.Items, func(s resourceapi.ResourceSlice) bool {
 		return s.Spec.Driver != p.driverName || s.Spec.Pool.Name != p.nodeName
 	}), nil
+}
+
+// writeFailed is told what went wrong while slices were written in the background.
+func (p *publisher) writeFailed(ctx context.Context, err error, msg string) {
+	var dropped *resourceslice.DroppedFieldsError
+	if errors.As(err, &dropped) {
+		p.fieldsDropped(ctx, dropped)
+		return
+	}
+	p.failed(ctx, err, msg)
 }
 
 // failed is told what went wrong in publishing. Whoever failed tries again by itself.

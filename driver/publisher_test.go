@@ -15,7 +15,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
-	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/utils/ptr"
 
@@ -151,8 +150,6 @@ func startPublishingIn(t *testing.T, o order.Order, interval, resync time.Durati
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	p := &publishing{api: api, events: newEvents(), fleet: f}
-	var controller *resourceslice.Controller
-	plugin := &plugin{}
 	p.publisher = newPublisher(&publisher{
 		nodeName: nodeName, driverName: driverName, client: api, resync: resync, order: o, orderInterval: interval,
 		reporter: p.events.reporter(), metrics: newMetrics(func() (int, int) { return 0, 0 }),
@@ -161,30 +158,15 @@ func startPublishingIn(t *testing.T, o order.Order, interval, resync time.Durati
 			defer p.mu.Unlock()
 			return p.fleet
 		},
-		publish: func(_ context.Context, resources resourceslice.DriverResources) error {
-			if controller != nil {
-				controller.Update(&resources)
-				return nil
-			}
-			var err error
-			controller, err = resourceslice.StartController(ctx, resourceslice.Options{
-				DriverName: driverName, KubeClient: api, Resources: &resources,
-				Owner: &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: nodeName},
-				// As the helper does.
-				ErrorHandler: func(ctx context.Context, err error, msg string) {
-					plugin.HandleError(ctx, errors.Join(err, kubeletplugin.ErrRecoverable), msg)
-				},
-			})
-			return err
-		},
 	})
-	plugin.publisher = p.publisher
+	writer := &sliceWriter{client: api, driverName: driverName, nodeName: nodeName, failed: p.publisher.writeFailed}
+	p.publisher.publish = writer.write
 	var background sync.WaitGroup
 	background.Go(func() { p.run(ctx) })
 	p.stop = sync.OnceFunc(func() {
 		cancel()
 		background.Wait()
-		controller.Stop()
+		writer.stop()
 	})
 	t.Cleanup(p.stop)
 	return p

@@ -60,6 +60,7 @@ func newCommand(getenv func(string) string, run func(context.Context, config) er
 func (c *config) addFlags(flags *pflag.FlagSet, getenv func(string) string) {
 	o := &c.driver
 	flags.StringVar(&o.NodeName, "node-name", getenv("NODE_NAME"), "name of this node [NODE_NAME]")
+	flags.StringVar(&o.PodUID, "pod-uid", getenv("POD_UID"), "UID of the pod that this runs in, without which an update interrupts the driver [POD_UID]")
 	flags.StringVar(&o.DriverName, "driver-name", "", "DRA driver name (default: that of the GPU vendor)")
 	flags.StringVar(&o.InventoryFile, "inventory", "", "NodeInventory file; changes are applied while running")
 	flags.StringVar(&o.KubeletPluginsDir, "kubelet-plugins-dir", o.KubeletPluginsDir, "folder in which the kubelet lets plugins keep files")

@@ -54,12 +54,12 @@ func TestFlagsReachTheDriver(t *testing.T) {
 }
 
 func TestDefaults(t *testing.T) {
-	c, err := parse(t, map[string]string{"NODE_NAME": "from-env"}, []string{}...)
+	c, err := parse(t, map[string]string{"NODE_NAME": "from-env", "POD_UID": "uid-1"}, []string{}...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.driver.NodeName != "from-env" {
-		t.Errorf("node name %q", c.driver.NodeName)
+	if c.driver.NodeName != "from-env" || c.driver.PodUID != "uid-1" {
+		t.Errorf("node name %q, pod UID %q", c.driver.NodeName, c.driver.PodUID)
 	}
 	self, err := os.Executable()
 	if err != nil {
