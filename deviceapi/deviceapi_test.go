@@ -676,3 +676,40 @@ func TestCleanProcessName(t *testing.T) {
 		})
 	}
 }
+
+// TestShares has two claims with a share each of one GPU: each sees a smaller GPU that nobody else uses, and the GPU has
+// what is left.
+func TestShares(t *testing.T) {
+	root := tempDir(t)
+	s := startServer(t, -1)
+	gpu := h100(0)
+	open(t, s, filepath.Join(root, "a", "dev"), Device{GPU: gpu, ShareBytes: 20 << 30})
+	open(t, s, filepath.Join(root, "b", "dev"), Device{GPU: gpu, ShareBytes: 70 << 30})
+	a := discover(t, filepath.Join(root, "a"), nil)
+	b := discover(t, filepath.Join(root, "b"), nil)
+	mustHold(t, a, HoldOptions{MemoryBytes: 15 << 30, PID: 1, ProcessName: "a"})
+
+	small := gpu
+	small.MemoryBytes = 20 << 30
+	want := Snapshot{GPUs: []GPUStatus{{GPU: small, Whole: true, MemoryUsed: 15 << 30, Processes: []Process{{PID: 1, Name: "a", Memory: 15 << 30}}}}}
+	if diff := cmp.Diff(want, snapshot(t, a)); diff != "" {
+		t.Errorf("the first share (-want +got):\n%s", diff)
+	}
+	small.MemoryBytes = 70 << 30
+	if diff := cmp.Diff(Snapshot{GPUs: []GPUStatus{{GPU: small, Whole: true}}}, snapshot(t, b)); diff != "" {
+		t.Errorf("the second share (-want +got):\n%s", diff)
+	}
+
+	_, err := a.Hold(bounded(t), HoldOptions{MemoryBytes: 6 << 30})
+	wantOutOfMemory(t, err, OutOfMemoryError{DeviceUUID: gpu.UUID, Requested: 6 << 30, Free: 5 << 30, Total: 20 << 30})
+	_, err = b.Hold(bounded(t), HoldOptions{MemoryBytes: 66 << 30})
+	wantOutOfMemory(t, err, OutOfMemoryError{DeviceUUID: gpu.UUID, Requested: 66 << 30, Free: gpu.MemoryBytes - 15<<30, Total: 70 << 30})
+
+	node := s.Snapshot()
+	if got := node.GPUs[0]; got.MemoryBytes != gpu.MemoryBytes || got.MemoryUsed != 15<<30 {
+		t.Errorf("the node sees %d of %d bytes in use", got.MemoryUsed, got.MemoryBytes)
+	}
+	if err := s.Open(filepath.Join(root, "c"), Device{GPU: gpu, ShareBytes: gpu.MemoryBytes + 1}); err == nil {
+		t.Error("a share larger than the GPU was served")
+	}
+}

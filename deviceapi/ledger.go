@@ -26,7 +26,9 @@ type ledger struct {
 type account struct {
 	device  Device
 	sockets int // number of folders that show it
-	holds   map[holdKey]*hold
+	// shares are the folders that give access to a share, and its size.
+	shares map[string]int64
+	holds  map[holdKey]*hold
 }
 
 // holdKey names a lease. The socket is part of it, so that no client can name, and
@@ -80,25 +82,35 @@ func (l *ledger) setHealth(health map[string]Health) {
 func (l *ledger) isLost(a *account) bool { return l.health[a.device.GPU.UUID].Lost }
 
 // open adds a socket to the account of d.
-func (l *ledger) open(d Device) {
+func (l *ledger) open(dir string, d Device) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a := l.accounts[d.UUID()]
 	if a == nil {
-		a = &account{holds: map[holdKey]*hold{}}
+		a = &account{holds: map[holdKey]*hold{}, shares: map[string]int64{}}
 		l.accounts[d.UUID()] = a
 	}
-	a.device = d
+	a.describe(dir, d)
 	a.sockets++
 }
 
 // update replaces the description of an open device.
-func (l *ledger) update(d Device) {
+func (l *ledger) update(dir string, d Device) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if a := l.accounts[d.UUID()]; a != nil {
-		a.device = d
+		a.describe(dir, d)
 	}
+}
+
+func (a *account) describe(dir string, d Device) {
+	if d.ShareBytes > 0 {
+		a.shares[dir] = d.ShareBytes
+	} else {
+		delete(a.shares, dir)
+	}
+	d.ShareBytes = 0
+	a.device = d
 }
 
 // close removes a socket from the account of the device and everything held
@@ -115,6 +127,7 @@ func (l *ledger) close(uuid, dir string) {
 			delete(a.holds, key)
 		}
 	}
+	delete(a.shares, dir)
 	if a.sockets--; a.sockets <= 0 {
 		delete(l.accounts, uuid)
 	}
@@ -136,6 +149,10 @@ func (l *ledger) acquire(uuid string, h *hold) (free, total int64, err error) {
 	old := a.holds[h.key]
 	total = a.device.MemoryBytes()
 	free = max(total-l.used(a), 0)
+	if share, ok := a.shares[h.key.dir]; ok {
+		total = share
+		free = min(free, max(share-a.heldThrough(h.key.dir), 0))
+	}
 	if old != nil {
 		free += old.Memory
 	} else if a.leases(h.key.dir) >= maxLeases {
@@ -187,6 +204,17 @@ func (a *account) held() int64 {
 	return sum
 }
 
+// heldThrough is what is held through one socket.
+func (a *account) heldThrough(dir string) int64 {
+	var sum int64
+	for key, h := range a.holds {
+		if key.dir == dir {
+			sum += h.Memory
+		}
+	}
+	return sum
+}
+
 // used is what cannot be granted any more: for a partition what is held on it, for
 // a whole GPU what is held on it and on its partitions.
 func (l *ledger) used(a *account) int64 {
@@ -225,13 +253,17 @@ func (l *ledger) migMode(g GPU) MIGMode {
 	return g.MIGMode
 }
 
-// device is the snapshot of one open device, as its own socket shows it.
-func (l *ledger) device(uuid string) Snapshot {
+// device is the snapshot of one open device, as the socket in dir shows it.
+func (l *ledger) device(uuid, dir string) Snapshot {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a := l.accounts[uuid]
 	if a == nil {
 		return Snapshot{}
+	}
+	share, limited := a.shares[dir]
+	if limited {
+		a = a.through(dir)
 	}
 	g := GPUStatus{GPU: a.device.GPU}
 	g.MIGMode = l.migMode(g.GPU)
@@ -241,7 +273,30 @@ func (l *ledger) device(uuid string) Snapshot {
 	} else {
 		l.whole(&g, a, ownPID)
 	}
+	if limited {
+		g.limit(share, a.held())
+	}
 	return Snapshot{GPUs: []GPUStatus{g}}
+}
+
+// through is the account as if nothing were held but through one socket.
+func (a *account) through(dir string) *account {
+	own := &account{device: a.device, holds: map[holdKey]*hold{}}
+	for key, h := range a.holds {
+		if key.dir == dir {
+			own.holds[key] = h
+		}
+	}
+	return own
+}
+
+// limit makes the status of a device that of a share of it.
+func (g *GPUStatus) limit(share, held int64) {
+	if len(g.Partitions) > 0 {
+		g.Partitions[0].MemoryBytes, g.Partitions[0].MemoryUsed = share, held
+		return
+	}
+	g.MemoryBytes, g.MemoryUsed = share, held
 }
 
 // node is the snapshot of the whole node.

@@ -95,12 +95,12 @@ func (s *Server) Open(dir string, d Device) error {
 	dir = filepath.Clean(dir)
 	if e := s.endpoints[dir]; e != nil {
 		if e.uuid == d.UUID() && e.reachable() {
-			s.ledger.update(d)
+			s.ledger.update(dir, d)
 			return nil
 		}
 		s.end(e)
 	}
-	s.ledger.open(d)
+	s.ledger.open(dir, d)
 	if err := s.serve(dir, d.UUID(), deviceSocketMode); err != nil {
 		s.ledger.close(d.UUID(), dir)
 		return fmt.Errorf("serve device %s: %w", d.UUID(), err)

@@ -34,7 +34,7 @@ func (s *service) Snapshot(context.Context, *v1alpha1.SnapshotRequest) (*v1alpha
 	if s.uuid == "" {
 		return toWire(s.ledger.node()), nil
 	}
-	return toWire(s.ledger.device(s.uuid)), nil
+	return toWire(s.ledger.device(s.uuid, s.dir)), nil
 }
 
 // Hold implements v1alpha1.DeviceServer.

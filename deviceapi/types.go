@@ -98,6 +98,9 @@ type Partition struct {
 type Device struct {
 	GPU       GPU
 	Partition *Partition // nil: the whole GPU
+	// ShareBytes is how much of the device's memory this socket gives access to; 0: all.
+	// What is served of a share looks like a device of that size which nobody else uses.
+	ShareBytes int64
 }
 
 // UUID is the key of the device in the ledger.

@@ -347,6 +347,9 @@ func (d Device) check() error {
 	if err := d.GPU.check(); err != nil {
 		return err
 	}
+	if d.ShareBytes < 0 || d.ShareBytes > d.MemoryBytes() {
+		return fmt.Errorf("share of %d bytes of %s, which has %d", d.ShareBytes, d.UUID(), d.MemoryBytes())
+	}
 	if d.Partition != nil {
 		if d.Partition.UUID == "" {
 			return fmt.Errorf("partition %s of GPU %s has no UUID", d.Partition.Profile, d.GPU.UUID)

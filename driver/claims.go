@@ -89,6 +89,9 @@ type conflictError struct {
 
 func (e *conflictError) Error() string {
 	const until = "it can be given out once that claim has been unprepared"
+	if e.capacity != "" {
+		return e.overcommitment()
+	}
 	if e.counter != "" {
 		var others []string
 		for _, h := range e.holders {
@@ -214,7 +217,7 @@ func (c *claims) reserve(claim *resourceapi.ResourceClaim, results []resourceapi
 		record.Devices = append(record.Devices, checkpoint.Device{
 			Request: r.Request, Pool: r.Pool, Device: r.Device,
 			AdminAccess: ptr.Deref(r.AdminAccess, false), ShareID: string(ptr.Deref(r.ShareID, "")),
-			GPU: c.stock.gpu(device.GPU.Index).source,
+			Consumed: consumedBy(r), GPU: c.stock.gpu(device.GPU.Index).source,
 		})
 	}
 	if err := c.configure(claim, &record, devices); err != nil {
@@ -320,6 +323,7 @@ func holdingOf(claim checkpoint.Claim, i int, device *hardware.Device) holding {
 		hardware: device,
 		admin:    d.AdminAccess,
 		shareID:  d.ShareID,
+		consumed: d.Consumed,
 	}
 }
 
@@ -366,8 +370,8 @@ func (c *claims) undo(claim checkpoint.Claim) error {
 		return errors.Join(intentErr, err)
 	}
 	c.waypoints.Reached(SpecRemoved, claim.UID)
-	for _, device := range deviceNames(claim) {
-		if err := c.sockets.Close(c.socketDir(claim.UID, device)); err != nil {
+	for _, p := range partsOf(claim) {
+		if err := c.sockets.Close(c.socketDir(claim.UID, p.name)); err != nil {
 			return errors.Join(intentErr, fmt.Errorf("claim %s: %w", claim.Key(), err))
 		}
 	}
@@ -443,19 +447,8 @@ func (c *claims) refresh(uid types.UID) error {
 	return err
 }
 
-// deviceNames are the devices of a claim, each once, in the order of the claim.
-func deviceNames(claim checkpoint.Claim) []string {
-	var names []string
-	for _, d := range claim.Devices {
-		if !slices.Contains(names, d.Device) {
-			names = append(names, d.Device)
-		}
-	}
-	return names
-}
-
-func (c *claims) socketDir(claim types.UID, device string) string {
-	return filepath.Join(c.devDir, socketID(claim, device))
+func (c *claims) socketDir(claim types.UID, part string) string {
+	return filepath.Join(c.devDir, socketID(claim, part))
 }
 
 // hardwareOf returns what a prepared claim's device is.
@@ -469,12 +462,12 @@ func (c *claims) hardwareOf(claim checkpoint.Claim, name string) (*hardware.Devi
 }
 
 func (c *claims) openSockets(claim checkpoint.Claim) error {
-	for _, name := range deviceNames(claim) {
-		device, err := c.hardwareOf(claim, name)
+	for _, p := range partsOf(claim) {
+		device, err := c.hardwareOf(claim, p.device)
 		if err != nil {
 			return err
 		}
-		if err := c.sockets.Open(c.socketDir(claim.UID, name), servedDevice(device)); err != nil {
+		if err := c.sockets.Open(c.socketDir(claim.UID, p.name), p.served(device)); err != nil {
 			return fmt.Errorf("claim %s: %w", claim.Key(), err)
 		}
 	}
@@ -483,8 +476,8 @@ func (c *claims) openSockets(claim checkpoint.Claim) error {
 
 func (c *claims) putSpec(claim checkpoint.Claim) error {
 	spec := cdi.Claim{UID: string(claim.UID), Common: cdi.Edits{Env: map[string]string{}, Mounts: c.tools}}
-	for _, name := range deviceNames(claim) {
-		device, err := c.hardwareOf(claim, name)
+	for _, p := range partsOf(claim) {
+		device, err := c.hardwareOf(claim, p.device)
 		if err != nil {
 			return err
 		}
@@ -492,20 +485,16 @@ func (c *claims) putSpec(claim checkpoint.Claim) error {
 			spec.Common.Env[env.Name] = env.Value
 		}
 		edits := cdi.Edits{
-			Env:   map[string]string{"SIMGPU_DEVICE_" + envSuffix(name): device.UUID},
+			Env:   map[string]string{"SIMGPU_DEVICE_" + envSuffix(p.device): device.UUID},
 			Nodes: device.Files(),
 			Mounts: []cdi.Mount{{
-				HostPath:      c.socketDir(claim.UID, name),
-				ContainerPath: filepath.Join(deviceapi.DefaultDir, socketID(claim.UID, name)),
+				HostPath:      c.socketDir(claim.UID, p.name),
+				ContainerPath: filepath.Join(deviceapi.DefaultDir, socketID(claim.UID, p.name)),
 				NoExec:        true,
 			}},
 		}
-		for _, d := range claim.Devices {
-			if d.Device == name {
-				maps.Copy(edits.Env, d.Env)
-			}
-		}
-		spec.Devices = append(spec.Devices, cdi.Device{Name: name, Edits: edits})
+		maps.Copy(edits.Env, p.env)
+		spec.Devices = append(spec.Devices, cdi.Device{Name: p.name, Edits: edits})
 	}
 	_, err := c.specs.Put(spec)
 	return err
@@ -521,7 +510,7 @@ func (c *claims) answer(claim checkpoint.Claim) []kubeletplugin.Device {
 			Requests:     []string{d.Request},
 			PoolName:     d.Pool,
 			DeviceName:   d.Device,
-			CDIDeviceIDs: []string{c.specs.DeviceID(string(claim.UID), d.Device)},
+			CDIDeviceIDs: []string{c.specs.DeviceID(string(claim.UID), partName(d.Device, d.ShareID))},
 		}
 		if d.ShareID != "" {
 			devices[i].ShareID = ptr.To(types.UID(d.ShareID))
@@ -685,8 +674,8 @@ func (c *claims) holdStill(do func(present)) {
 	now := present{known: map[types.UID]types.NamespacedName{}, socketFolders: map[string]bool{}, unsettled: map[types.UID]bool{}}
 	for uid, claim := range c.known {
 		now.known[uid] = claim.Key()
-		for _, name := range deviceNames(claim) {
-			now.socketFolders[socketID(uid, name)] = true
+		for _, p := range partsOf(claim) {
+			now.socketFolders[socketID(uid, p.name)] = true
 		}
 	}
 	for uid := range c.unsettled {

@@ -174,7 +174,7 @@ func (c *claims) statusOf(claim checkpoint.Claim) []resourceapi.AllocatedDeviceS
 		if device == nil || slices.ContainsFunc(entries, func(e resourceapi.AllocatedDeviceStatus) bool { return sameEntry(e, entry) }) {
 			continue
 		}
-		data := deviceData{UUID: device.UUID, Memory: resource.NewQuantity(device.MemoryMiB*deviceapi.MiB, resource.BinarySI).String()}
+		data := deviceData{UUID: device.UUID, Memory: resource.NewQuantity(device.ShareMiB(d.Consumed)*deviceapi.MiB, resource.BinarySI).String()}
 		if device.Partition != nil {
 			data.ParentUUID, data.Profile = device.GPU.UUID, device.Partition.Profile.Name
 		}

@@ -17,8 +17,8 @@ import (
 
 // socketID names the folder of a prepared device: unguessable for whoever does not know the claim's
 // UID, and short, because the path of a socket is.
-func socketID(claim types.UID, device string) string {
-	digest := sha256.Sum256([]byte(string(claim) + "/" + device))
+func socketID(claim types.UID, part string) string {
+	digest := sha256.Sum256([]byte(string(claim) + "/" + part))
 	return hex.EncodeToString(digest[:8])
 }
 

@@ -29,7 +29,8 @@
 // and metadata of no claim are removed.
 //
 // A device, or a partition that overlaps with it, is given to one claim at a time, unless the access
-// is administrative. Before a conflict is reported the driver asks the API whether the claim that has
+// is administrative, or the inventory lets claims share the device: then its shares together take no more
+// than its capacity, and a container sees a device of the size of its share. Before a conflict is reported the driver asks the API whether the claim that has
 // the device still exists.
 //
 // # Inventory

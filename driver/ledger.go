@@ -37,6 +37,8 @@ type holding struct {
 	// admin access takes the device from nobody.
 	admin   bool
 	shareID string
+	// consumed is what a share takes of the capacities of the device.
+	consumed map[string]resource.Quantity
 }
 
 // ledger knows which claim has which device. Its cost does not depend on the number of claims, only on
@@ -52,6 +54,9 @@ type conflict struct {
 	// counter is what they and the device together take too much of; "" where one of them alone is in
 	// the way.
 	counter string
+	// capacity is that of which shares of the device take too much; "" for other conflicts.
+	capacity   string
+	of, wanted resource.Quantity
 }
 
 // conflict returns nil for a device that can be given out.
@@ -65,6 +70,9 @@ func (l *ledger) conflict(h holding) *conflict {
 				return &conflict{holders: []holding{other}}
 			}
 		}
+	}
+	if found := l.overcommitted(h); found != nil {
+		return found
 	}
 	return l.exhausted(h)
 }
@@ -108,7 +116,7 @@ func (h holding) excludes(other holding) bool {
 	case h.admin || other.admin:
 		return false
 	case h.device == other.device:
-		shares := h.shareID != "" && other.shareID != "" && h.shareID != other.shareID
+		shares := h.shareID != "" && other.shareID != "" && h.shareID != other.shareID && (h.hardware == nil || h.hardware.Shared())
 		return !shares
 	case h.hardware != nil && other.hardware != nil:
 		return h.hardware.Overlaps(other.hardware)

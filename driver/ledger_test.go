@@ -61,20 +61,23 @@ func TestCounterThatIsEnoughForAnyTwoButNotForAll(t *testing.T) {
 func TestDevicesOfWhichLittleIsKnown(t *testing.T) {
 	gpu := gpuWithCounter("9", "a", "b")
 	a, b := held("new", gpu.Devices[0]), held("new", gpu.Devices[1])
+	sharable := gpuWithCounter("9", "a").Devices[0]
+	sharable.Published.AllowMultipleAllocations = new(true)
 	for name, test := range map[string]struct {
 		old      holding
 		wanted   holding
 		conflict bool
 	}{
-		"name only, same":          {holding{device: "a", gpu: unknownGPU}, a, true},
-		"name only, another":       {holding{device: "a", gpu: unknownGPU}, b, false},
-		"GPU known, same device":   {holding{device: "a", gpu: 0}, a, true},
-		"GPU known, other device":  {holding{device: "old-name", gpu: 0}, b, true},
-		"other GPU":                {holding{device: "old-name", gpu: 1}, b, false},
-		"shares of a device":       {holding{device: "a", shareID: "1"}, share(a, "2"), false},
-		"share and whole device":   {holding{device: "a", shareID: "1"}, a, true},
-		"the same share":           {holding{device: "a", shareID: "1"}, share(a, "1"), true},
-		"fully known, fits beside": {held("old", gpu.Devices[0]), b, false},
+		"name only, same":           {holding{device: "a", gpu: unknownGPU}, a, true},
+		"name only, another":        {holding{device: "a", gpu: unknownGPU}, b, false},
+		"GPU known, same device":    {holding{device: "a", gpu: 0}, a, true},
+		"GPU known, other device":   {holding{device: "old-name", gpu: 0}, b, true},
+		"other GPU":                 {holding{device: "old-name", gpu: 1}, b, false},
+		"shares of a device":        {holding{device: "a", shareID: "1"}, share(held("new", sharable), "2"), false},
+		"shares of an unshared one": {holding{device: "a", shareID: "1"}, share(a, "2"), true},
+		"share and whole device":    {holding{device: "a", shareID: "1"}, a, true},
+		"the same share":            {holding{device: "a", shareID: "1"}, share(a, "1"), true},
+		"fully known, fits beside":  {held("old", gpu.Devices[0]), b, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var l ledger

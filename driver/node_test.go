@@ -124,6 +124,16 @@ type fakeSockets struct {
 	mu     sync.Mutex
 	fail   error
 	serves map[string]string // folder name -> UUID
+	shares map[string]int64  // folder name -> size of the share, 0 for all
+}
+
+// shareOf is the share that the CDI device of a part gives.
+func (s *fakeSockets) shareOf(id string) int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, name, _ := strings.Cut(id, "=")
+	uid, part, _ := strings.Cut(name, "-gpu-")
+	return s.shares[socketID(types.UID(uid), "gpu-"+part)]
 }
 
 func (s *fakeSockets) Open(dir string, d deviceapi.Device) error {
@@ -133,6 +143,10 @@ func (s *fakeSockets) Open(dir string, d deviceapi.Device) error {
 		return s.fail
 	}
 	s.serves[filepath.Base(dir)] = d.UUID()
+	if s.shares == nil {
+		s.shares = map[string]int64{}
+	}
+	s.shares[filepath.Base(dir)] = d.ShareBytes
 	return os.MkdirAll(dir, 0o755)
 }
 

@@ -125,6 +125,9 @@ func (c *claims) hold(ctx context.Context, records []checkpoint.Claim, unreadabl
 		if err != nil {
 			devices = nil
 		}
+		for i := range devices {
+			devices[i] = deviceOfPart(devices[i])
+		}
 		for _, name := range u.Devices {
 			if !slices.Contains(devices, name) {
 				devices = append(devices, name)

@@ -130,6 +130,8 @@ func sourceOf(gpu *hardware.GPU, group inventory.GPUGroup) checkpoint.GPU {
 		// The version itself, because the model's default may be another in the next release.
 		DriverVersion: gpu.DriverVersion,
 		Seed:          group.Seed,
+
+		ConsumableShares: group.ConsumableShares,
 	}
 }
 
@@ -142,5 +144,7 @@ func groupOf(source checkpoint.GPU) inventory.GPUGroup {
 		PCIeRoot:      source.PCIeRoot,
 		DriverVersion: source.DriverVersion,
 		Seed:          source.Seed,
+
+		ConsumableShares: source.ConsumableShares,
 	}
 }

@@ -14,7 +14,7 @@ import (
 func TestCheckpointRemembersAllOfAGPU(t *testing.T) {
 	group := inventory.GPUGroup{
 		Model: "h100-sxm5-80gb", Count: 1, MIGMode: inventory.MIGDynamic, NUMANode: ptr.To(1),
-		PCIeRoot: "pci0000:40", DriverVersion: "580.95.05", Seed: "lab",
+		PCIeRoot: "pci0000:40", DriverVersion: "580.95.05", Seed: "lab", ConsumableShares: "memory",
 	}
 	fields := reflect.ValueOf(group)
 	for i := range fields.NumField() {

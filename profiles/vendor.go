@@ -112,6 +112,9 @@ func (v *Vendor) MemorySliceCounter(slice int) string {
 	return fill(v.format.Names.MemorySliceCounter, "slice", slice)
 }
 
+// SharesCapacity is the capacity of a device that a fixed number of claims can share; a claim takes one.
+func (v *Vendor) SharesCapacity() string { return v.format.Names.SharesCapacity }
+
 // GPUUUID spells the identity of a GPU, e.g. GPU-4cf8db2d-....
 func (v *Vendor) GPUUUID(uuid string) string {
 	return fill(v.format.Names.GPUUUID, "uuid", uuid)

@@ -43,6 +43,7 @@ type nameFormat struct {
 	GPUUUID            string   `json:"gpuUUID"`
 	PartitionUUID      string   `json:"partitionUUID"`
 	Profile            string   `json:"profile"`
+	SharesCapacity     string   `json:"sharesCapacity"`
 	ProfileSuffixes    []string `json:"profileSuffixes"`
 }
 

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -47,6 +48,8 @@ type Device struct {
 	// AdminAccess gives access without taking the device from other claims.
 	AdminAccess bool   `json:"adminAccess,omitempty"`
 	ShareID     string `json:"shareID,omitempty"`
+	// Consumed is what a share takes of the capacities of its device, by name.
+	Consumed map[string]resource.Quantity `json:"consumed,omitempty"`
 	// Env holds environment variables that follow from the configuration in the claim.
 	Env map[string]string `json:"env,omitempty"`
 	// GPU is what the device belongs to. With it the device can be described again after the
@@ -63,6 +66,8 @@ type GPU struct {
 	PCIeRoot      string `json:"pcieRoot,omitempty"`
 	DriverVersion string `json:"driverVersion,omitempty"`
 	Seed          string `json:"seed,omitempty"`
+
+	ConsumableShares string `json:"consumableShares,omitempty"`
 }
 
 // Key names the claim for people.

@@ -189,9 +189,10 @@ func newGPU(nodeName string, index int, group inventory.GPUGroup, table *profile
 	}
 	if group.MIGMode == inventory.MIGDisabled {
 		gpu.Devices = []*Device{gpu.whole()}
-		return gpu, nil
+	} else if err := gpu.divide(self); err != nil {
+		return nil, err
 	}
-	return gpu, gpu.divide(self)
+	return gpu, gpu.share(group.ConsumableShares)
 }
 
 // divide makes the devices of a GPU that offers partitions.

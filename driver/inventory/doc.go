@@ -29,6 +29,10 @@
 //   - pcieRoot: for example pci0000:40, where the GPUs of the group are to share one; each has its own
 //     otherwise.
 //   - driverVersion: of the vendor's driver, for example 580.95.05; the model's default unless given.
+//   - consumableShares: lets several claims share a device (Kubernetes 1.36 and later; before that each device
+//     is for one claim). "memory" divides it by memory, in MiB, and a claim that asks for no amount gets all
+//     that there is; "unlimited" does, too, but such a claim takes nothing and can use everything; a number
+//     in quotes is "unlimited" for so many claims at most.
 //   - seed: any text; another one gives the GPUs other UUIDs and serial numbers.
 //
 // The package owns the format, its strict decoding and the choice of the rule. What a GPU is and

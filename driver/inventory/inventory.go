@@ -50,7 +50,17 @@ type GPUGroup struct {
 	PCIeRoot      string // e.g. pci0000:40, shared by the group; "": each GPU has its own
 	DriverVersion string // "": the model's default
 	Seed          string
+	// ConsumableShares lets several claims share a device: SharesMemory, SharesUnlimited, or the number of
+	// claims that can; "": every device is for one claim.
+	ConsumableShares string
 }
+
+const (
+	// SharesMemory divides a device by memory: a claim gets what it asks for, or all where it does not ask.
+	SharesMemory = "memory"
+	// SharesUnlimited divides a device by memory, too, but a claim that does not ask takes none and can use all.
+	SharesUnlimited = "unlimited"
+)
 
 // file is the document as people write it.
 type file struct {
@@ -74,10 +84,14 @@ type groupFormat struct {
 	PCIeRoot      string  `json:"pcieRoot"`
 	DriverVersion string  `json:"driverVersion"`
 	Seed          string  `json:"seed"`
+
+	ConsumableShares string `json:"consumableShares"`
 }
 
 // maxNUMANode is the last node of a kernel built for 1024 of them, the most that Linux allows.
 const maxNUMANode = 1023
+
+var sharesNumber = regexp.MustCompile(`^[1-9][0-9]{0,3}$`)
 
 var pcieRoot = regexp.MustCompile(`^pci[0-9a-f]{4}:[0-9a-f]{2}$`)
 
@@ -200,6 +214,11 @@ func (g *groupFormat) convert(catalogue *profiles.Catalogue, path string, faults
 		PCIeRoot:      g.PCIeRoot,
 		DriverVersion: g.DriverVersion,
 		Seed:          g.Seed,
+
+		ConsumableShares: g.ConsumableShares,
+	}
+	if s := g.ConsumableShares; s != "" && s != SharesMemory && s != SharesUnlimited && !sharesNumber.MatchString(s) {
+		faults.Add(path+".consumableShares", "%q is unknown; known: %s, %s, or a number of claims from 1 to 9999 in quotes", s, SharesMemory, SharesUnlimited)
 	}
 	if g.Count != nil {
 		group.Count = *g.Count

@@ -71,7 +71,7 @@ func TestDecodeFaults(t *testing.T) {
 		"no model":        {"rules: [{gpus: [{count: 1}]}]", "rules[0].gpus[0].model: is required; known models: " + models},
 		"negative count":  {"rules: [{gpus: [{model: a100-40gb, count: -1}]}]", "rules[0].gpus[0].count: -1 is negative"},
 		"count is text":   {"rules: [{gpus: [{model: a100-40gb, count: two}]}]", `rules[0].gpus[0].count: must be an integer, not the string "two"`},
-		"unknown field":   {"rules: [{gpus: [{model: a100-40gb, migmode: dynamic}]}]", "rules[0].gpus[0].migmode: unknown field; known here: count, driverVersion, migMode, model, numaNode, pcieRoot, seed"},
+		"unknown field":   {"rules: [{gpus: [{model: a100-40gb, migmode: dynamic}]}]", "rules[0].gpus[0].migmode: unknown field; known here: consumableShares, count, driverVersion, migMode, model, numaNode, pcieRoot, seed"},
 		"static mode":     {"rules: [{gpus: [{model: a100-40gb, migMode: static}]}]", `rules[0].gpus[0].migMode: "static" is reserved for a later release; known: dynamic, disabled`},
 		"unknown mode":    {"rules: [{gpus: [{model: a100-40gb, migMode: mixed}]}]", `rules[0].gpus[0].migMode: "mixed" is unknown; known: dynamic, disabled`},
 		"no gpus":         {"rules: [{name: cpu}]", "rules[0].gpus: is required; write [] for a node without GPUs"},
@@ -105,6 +105,10 @@ func TestDecodeFaults(t *testing.T) {
 		"a bad selector selects nothing": {
 			"rules: [{nodeNames: node-1, gpus: []}, {gpus: []}]",
 			`rules[0].nodeNames: must be a list, not the string "node-1"`,
+		},
+		"unknown shares": {
+			"rules: [{gpus: [{model: a100-40gb, consumableShares: '0'}]}]",
+			`rules[0].gpus[0].consumableShares: "0" is unknown; known: memory, unlimited, or a number of claims from 1 to 9999 in quotes`,
 		},
 		"not YAML": {"rules: [", "not valid YAML: yaml: line 3: did not find expected node content"},
 		"all at once": {
