@@ -96,7 +96,7 @@ func TestShareWithDamagedCheckpoint(t *testing.T) {
 	p := node.start(sharedH100())
 	a := claimOf("a", []string{whole0}, shares("1Gi"))
 	p.mustPrepare(t, a)
-	node.damage(a, strings.Repeat("x", 40))
+	node.damage(a, strings.TrimSuffix(node.checkpointOf(a), "}}\n"))
 	p = node.start(sharedH100())
 	_, err := p.prepare(t.Context(), claimOf("b", []string{whole0}, shares("1Gi")))
 	expectError(t, err, "gpu-0", "uid-a")
