@@ -51,11 +51,18 @@ func testsToRun() bool {
 	if flag.Lookup("test.list").Value.String() != "" {
 		return false
 	}
+	names := flag.Lookup("test.run").Value.String()
+	if names == "" {
+		return true
+	}
 	var patterns []string
-	for pattern := range strings.SplitSeq(flag.Lookup("test.run").Value.String(), "|") {
-		pattern, _, _ = strings.Cut(pattern, "/")
+	for pattern := range strings.SplitSeq(names, "|") {
+		if pattern, _, _ = strings.Cut(pattern, "/"); pattern == "" {
+			return true
+		}
 		patterns = append(patterns, pattern)
 	}
+	// The pattern is not empty, so that the other process comes no further than the first question here.
 	out, err := exec.Command(os.Args[0], "-test.list", strings.Join(patterns, "|")).Output()
 	// A pattern that cannot be taken apart like this is for the test to judge.
 	return err != nil || len(strings.TrimSpace(string(out))) > 0
