@@ -91,6 +91,7 @@
 //
 //	InvalidInventory, InventoryApplied       the inventory was refused; one after that, or a change, is in force
 //	PartitionsWithdrawn, PartitionsPublished  the API server drops, or keeps again, what tells partitions apart
+//	TaintsDropped, TaintsKept                the same of device taints
 //	FieldsDropped                            the API server dropped other fields of a slice
 //	PublishFailed                            slices could not be written; told once per cause
 //	CheckpointUnreadable, CheckpointRebuilt  a claim's checkpoint was set aside; it was rebuilt from the API

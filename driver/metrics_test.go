@@ -102,6 +102,29 @@ func TestMetricsAreDocumented(t *testing.T) {
 	}
 }
 
+// So are the reasons of Events.
+func TestEventsAreDocumented(t *testing.T) {
+	doc, err := os.ReadFile("doc.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, events, _ := strings.Cut(string(doc), "\n// # Events\n")
+	events, _, _ = strings.Cut(events, "\n// # ")
+	source, err := os.ReadFile("reporter.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	reasons := regexp.MustCompile(`(?m)^\treason\w+ += "(\w+)"$`).FindAllStringSubmatch(string(source), -1)
+	if len(reasons) == 0 {
+		t.Fatal("reporter.go has no reasons")
+	}
+	for _, reason := range reasons {
+		if !regexp.MustCompile(`\b` + reason[1] + `\b`).MatchString(events) {
+			t.Errorf("doc.go does not explain Events of reason %s", reason[1])
+		}
+	}
+}
+
 // Nothing that happens adds a series.
 func TestSeriesExistFromTheStart(t *testing.T) {
 	m := newMetrics(func() (int, int) { return 0, 0 })
