@@ -29,6 +29,7 @@ import (
 // wholeNode is a node with everything real but the API server and the kubelet.
 type wholeNode struct {
 	*testNode
+	t         *testing.T
 	api       *fakeAPI
 	inventory *configMap
 	opts      Options
@@ -36,27 +37,22 @@ type wholeNode struct {
 
 func newWholeNode(t *testing.T, objects ...runtime.Object) *wholeNode {
 	t.Helper()
-	// In memory, if possible: many tests wait for nothing but the disk. And t.TempDir has too long a name for sockets.
-	memory := "/dev/shm"
+	return wholeNodeIn(t, memoryDir(t), objects...)
+}
+
+// memoryFolder is where files are in memory, "" where that is nowhere: many tests wait for nothing but the disk.
+func memoryFolder() string {
+	const memory = "/dev/shm"
 	if unix.Access(memory, unix.W_OK) != nil {
-		memory = ""
+		return ""
 	}
-	root, err := os.MkdirTemp(memory, "simgpu") //nolint:usetesting // see above
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(root); err != nil {
-			t.Error(err)
-		}
-	})
-	return wholeNodeIn(t, root, objects...)
+	return memory
 }
 
 // wholeNodeIn is for a node whose files are in root already or will be.
 func wholeNodeIn(t *testing.T, root string, objects ...runtime.Object) *wholeNode {
 	t.Helper()
-	n := &wholeNode{testNode: newTestNode(t), api: newFakeAPI(objects...), inventory: newConfigMap(t)}
+	n := &wholeNode{testNode: newTestNode(t), t: t, api: newFakeAPI(objects...), inventory: newConfigMap(t)}
 	n.root = root
 	n.inventory.write(inventoryText(gpusRule("h100-sxm5-80gb", 2)))
 

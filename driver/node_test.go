@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"os"
@@ -36,9 +37,20 @@ const (
 	left1  = "gpu-1-mig-3g40gb-9-0"
 )
 
+// testingT is a test, or one run of a random test.
+type testingT interface {
+	Helper()
+	Context() context.Context
+	Cleanup(func())
+	Error(...any)
+	Errorf(string, ...any)
+	Fatal(...any)
+	Fatalf(string, ...any)
+}
+
 // testNode is a node that driver processes come and go on.
 type testNode struct {
-	t         *testing.T
+	t         testingT
 	root      string
 	catalogue *profiles.Catalogue
 	bootID    string
@@ -49,11 +61,16 @@ var loadCatalogue = sync.OnceValues(profiles.Load)
 
 func newTestNode(t *testing.T) *testNode {
 	t.Helper()
+	return newTestNodeIn(t, t.TempDir())
+}
+
+func newTestNodeIn(t testingT, root string) *testNode {
+	t.Helper()
 	catalogue, err := loadCatalogue()
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &testNode{t: t, root: t.TempDir(), catalogue: catalogue, bootID: "boot-1"}
+	n := &testNode{t: t, root: root, catalogue: catalogue, bootID: "boot-1"}
 	if err := os.Mkdir(n.devDir(), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +123,7 @@ func (n *testNode) startWithoutInventory() *process {
 	return p
 }
 
-func (p *process) inventory(t *testing.T, groups ...inventory.GPUGroup) {
+func (p *process) inventory(t testingT, groups ...inventory.GPUGroup) {
 	t.Helper()
 	gpus, err := p.fromInventory(groups)
 	if err != nil {

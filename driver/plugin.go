@@ -58,28 +58,34 @@ func (p *plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 
 // prepare prepares one claim. Where other claims are in the way it makes sure that they still exist.
 func (p *plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
-	devices, err := p.claims.prepare(ctx, claim)
-	var conflict *conflictError
-	if !errors.As(err, &conflict) {
-		return devices, err
+	for {
+		devices, err := p.claims.prepare(ctx, claim)
+		var conflict *conflictError
+		if !errors.As(err, &conflict) {
+			return devices, err
+		}
+		// Each attempt finds some of what is in the way, and goes on only if it has become less.
+		anyGone, checkErr := p.releaseGone(ctx, claim, conflict)
+		p.metrics.conflict(anyGone && checkErr == nil)
+		if checkErr != nil || !anyGone {
+			return nil, errors.Join(err, checkErr)
+		}
 	}
-	anyGone := false
+}
+
+// releaseGone releases those claims in a claim's way that do not exist any more.
+func (p *plugin) releaseGone(ctx context.Context, claim *resourceapi.ResourceClaim, conflict *conflictError) (any bool, err error) {
 	for _, h := range conflict.holders {
 		if h.claim.UID == claim.UID || h.claim.Name == "" {
 			continue
 		}
-		gone, checkErr := p.reconciler.releaseIfGone(ctx, h.claim.UID, h.claim.NamespacedName)
-		if checkErr != nil {
-			p.metrics.conflict(false)
-			return nil, errors.Join(err, fmt.Errorf("cannot tell whether claim %s still exists: %w", h.claim, checkErr))
+		gone, err := p.reconciler.releaseIfGone(ctx, h.claim.UID, h.claim.NamespacedName)
+		if err != nil {
+			return any, fmt.Errorf("cannot tell whether claim %s still exists: %w", h.claim, err)
 		}
-		anyGone = anyGone || gone
+		any = any || gone
 	}
-	p.metrics.conflict(anyGone)
-	if !anyGone {
-		return nil, err
-	}
-	return p.claims.prepare(ctx, claim)
+	return any, nil
 }
 
 // UnprepareResourceClaims does what [kubeletplugin.DRAPlugin] says.

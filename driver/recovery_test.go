@@ -16,12 +16,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 )
 
 // withAPI adds to a process what needs the API.
-func (n *testNode) withAPI(p *process, api *fakeAPI) (*plugin, *events) {
+func (n *testNode) withAPI(p *process, api kubernetes.Interface) (*plugin, *events) {
 	events := newEvents()
 	m := newMetrics(p.preparedCount)
 	r := &reconciler{
