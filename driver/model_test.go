@@ -520,7 +520,11 @@ func (l *life) check(t *rapid.T) {
 		}
 	}
 	for uid, c := range l.p.known {
-		got[string(uid)] = fmt.Sprint(deviceNames(c), c.State == checkpoint.Preparing)
+		var names []string
+		for _, d := range c.Devices {
+			names = append(names, d.Device)
+		}
+		got[string(uid)] = fmt.Sprint(names, c.State == checkpoint.Preparing)
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Fatalf("claims (-want +got): %s", diff)
