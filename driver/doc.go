@@ -13,6 +13,7 @@
 //	node/device.sock      the view of the whole node
 //	tools/<hash>/         programs mounted into containers (package tools)
 //	dra-device-metadata/  device metadata for containers, written by the kubeletplugin helper
+//	faults.json           how often the faults on the node have struck
 //	dra-<pod uid>.sock    the service socket of the driver in that pod (dra.sock outside of pods)
 //	lock, successor       who works, and who takes over from it
 //
@@ -49,6 +50,25 @@
 // they are. A write that fails fails no prepare: it is tried again a few times, and later by the rounds that
 // compare claims with the API. Where the API says what it should there is no write.
 //
+// # Health and faults
+//
+// Faults are put on simulated devices with an annotation on the Node (package faults; simgpuctl writes it), and on
+// the preparation of one claim with a FaultConfig in its configuration. They show as device taints in the
+// ResourceSlices, as device health that the kubelet puts into the status of pods, in nvidia-smi and in what holds
+// memory, in metrics, and in Events on the Node; all of that goes when the fault is cleared. A fault costs one write
+// per slice that has a device it is on.
+//
+//	XID      <driver>/xid=<number>:NoSchedule, Unhealthy; of the errors that the vendor's driver blames on the
+//	         application None, Healthy
+//	GPULost  <driver>/gpu-lost:NoSchedule, Unhealthy; what held memory ends, nvidia-smi fails
+//	ECC      counted in nvidia-smi; no taint, as with the vendor's driver, unless an effect is given
+//	         (simgpu.dev/ecc), and then Unhealthy
+//
+// Faults of prepare and unprepare make the call take its time, hang until the fault is cleared or the kubelet gives
+// up, or fail; other claims are not held up, save those of the same pod. A Crash ends the process with exit code 70
+// at a waypoint, once per fault. How often a fault has struck is on disk before it strikes. A list of faults that
+// has a fault of its own changes nothing.
+//
 // # Publishing
 //
 // The layout follows the version of the API server. In a dry run the driver asks the API server which
@@ -76,6 +96,7 @@
 //	simgpu_dropped_fields_total              slices stored without the fields of a feature, by feature
 //	simgpu_api_feature_missing               1 while the API server drops fields of ResourceSlices, by feature
 //	simgpu_inventory_valid                   1 while the inventory as it is now is in force
+//	simgpu_faults                            faults on the node, by type and device
 //	simgpu_checkpoint_unreadable_total       checkpoints that a start could not read
 //	simgpu_checkpoint_unsettled              of those, claims not rebuilt yet
 //	simgpu_pod_attribution_errors_total      scrapes of the GPUs' metrics without the pods, since the kubelet did not tell
@@ -97,6 +118,8 @@
 //	CheckpointUnreadable, CheckpointRebuilt  a claim's checkpoint was set aside; it was rebuilt from the API
 //	ClaimReleased                            a prepared claim was gone from the API and was unprepared
 //	OrphansRemoved                           files of no claim were removed
+//	FaultAdded, FaultCleared                 somebody broke a device, or mended it
+//	InvalidFaults                            the faults in the Node's annotation cannot be read; those before stay
 //
 // On the ResourceClaim:
 //

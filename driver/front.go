@@ -120,8 +120,6 @@ func (f *front) startHelper(ctx context.Context, plugin kubeletplugin.DRAPlugin)
 		kubeletplugin.MetadataFileOps(f.metadata.operations()),
 		// Claims are serialized one by one, so that a slow one does not hold up the others.
 		kubeletplugin.Serialize(false),
-		// Device health is not reported yet.
-		kubeletplugin.HealthService(false),
 		kubeletplugin.GRPCInterceptor(f.intercept),
 		kubeletplugin.GRPCInterceptor(f.metadata.checkAnswers),
 	)
@@ -262,8 +260,13 @@ func (f *front) UnprepareResourceClaims(ctx context.Context, claims []kubeletplu
 	return ctx.Value(pluginKey{}).(*plugin).UnprepareResourceClaims(ctx, claims)
 }
 
-// HandleError implements [kubeletplugin.DRAPlugin]: only its sockets can fail the helper.
-func (f *front) HandleError(_ context.Context, err error, msg string) {
+// HandleError implements [kubeletplugin.DRAPlugin]: only its sockets can fail the helper. What is recoverable is
+// that no health is reported, as while another process owns the node's state.
+func (f *front) HandleError(ctx context.Context, err error, msg string) {
+	if errors.Is(err, kubeletplugin.ErrRecoverable) {
+		klog.FromContext(ctx).V(2).Info(msg, "err", err)
+		return
+	}
 	f.fatal(fmt.Errorf("%s: %w", msg, err))
 }
 

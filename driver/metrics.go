@@ -6,6 +6,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/simgpu/simgpu/driver/faults"
 )
 
 // Operations on claims, as label values.
@@ -52,6 +54,7 @@ type metrics struct {
 	unsettledCheckpoints prometheus.Gauge
 	attributionErrors    prometheus.Counter
 	deviceStatusErrors   prometheus.Counter
+	faults               *prometheus.GaugeVec
 }
 
 // newMetrics makes the metrics; prepared returns how many claims are prepared, with how many devices.
@@ -119,6 +122,10 @@ func newMetrics(prepared func() (claims, devices int)) *metrics {
 			Name: "simgpu_device_status_errors_total",
 			Help: "Claims whose status could not be written after several attempts. The claims are prepared all the same.",
 		}),
+		faults: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "simgpu_faults",
+			Help: "Faults on the node, by type and device; the device is empty for all devices of the node.",
+		}, []string{"type", "device"}),
 	}
 	m.registry.MustRegister(
 		collectors.NewGoCollector(),
@@ -135,7 +142,9 @@ func newMetrics(prepared func() (claims, devices int)) *metrics {
 		m.duration, m.errors, m.conflicts, m.orphansRemoved,
 		m.publishedSlices, m.publishedDevices, m.publishErrors, m.sliceReorders, m.droppedFields, m.missingFeatures,
 		m.inventoryValid, m.unreadableCheckpoint, m.unsettledCheckpoints, m.attributionErrors, m.deviceStatusErrors,
+		m.faults,
 	)
+	m.setFaults(nil)
 	for _, operation := range []string{opPrepare, opUnprepare} {
 		m.duration.WithLabelValues(operation)
 		for _, reason := range failureReasons {
@@ -157,6 +166,17 @@ func newMetrics(prepared func() (claims, devices int)) *metrics {
 	return m
 }
 
+// setFaults replaces the faults on the node.
+func (m *metrics) setFaults(list []faults.Fault) {
+	m.faults.Reset()
+	for _, t := range faults.Types() {
+		m.faults.WithLabelValues(string(t), "")
+	}
+	for _, f := range list {
+		m.faults.WithLabelValues(string(f.Type), f.Device).Inc()
+	}
+}
+
 // idle says that another process works on the node now.
 func (m *metrics) idle() {
 	for _, state := range []prometheus.Gauge{m.publishedSlices, m.publishedDevices, m.inventoryValid, m.unsettledCheckpoints} {
@@ -165,6 +185,7 @@ func (m *metrics) idle() {
 	for _, feature := range apiFeatures {
 		m.missingFeatures.WithLabelValues(feature.gate).Set(0)
 	}
+	m.setFaults(nil)
 }
 
 // operation counts one that was done or failed.

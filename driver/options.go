@@ -132,7 +132,7 @@ func (o *Options) complete() error {
 
 // paths are the folders of one driver.
 type paths struct {
-	plugin, checkpoint, dev, node, tools, metadata string
+	plugin, checkpoint, dev, node, tools, metadata, faults string
 }
 
 func (o *Options) paths() paths {
@@ -144,5 +144,6 @@ func (o *Options) paths() paths {
 		node:       filepath.Join(plugin, "node"),
 		tools:      filepath.Join(plugin, "tools"),
 		metadata:   filepath.Join(plugin, "dra-device-metadata"),
+		faults:     filepath.Join(plugin, "faults.json"),
 	}
 }

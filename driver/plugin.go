@@ -25,6 +25,7 @@ type plugin struct {
 	reporter   *reporter
 	metrics    *metrics
 	status     *deviceStatus
+	faults     *nodeFaults
 
 	mu       sync.Mutex
 	stopping bool
@@ -58,6 +59,9 @@ func (p *plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 
 // prepare prepares one claim. Where other claims are in the way it makes sure that they still exist.
 func (p *plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+	if err := p.faults.beforePrepare(ctx, claim); err != nil {
+		return nil, err
+	}
 	for {
 		devices, err := p.claims.prepare(ctx, claim)
 		var conflict *conflictError
@@ -93,7 +97,10 @@ func (p *plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	results := make(map[types.UID]error, len(claims))
 	for _, claim := range claims {
 		start := time.Now()
-		err := p.claims.unprepare(ctx, claim.UID)
+		err := p.faults.beforeUnprepare(ctx, claim.UID)
+		if err == nil {
+			err = p.claims.unprepare(ctx, claim.UID)
+		}
 		p.metrics.operation(opUnprepare, start, err)
 		results[claim.UID] = err
 		logger := klog.LoggerWithValues(klog.FromContext(ctx), "claim", claim.NamespacedName, "claimUID", claim.UID)
@@ -106,11 +113,6 @@ func (p *plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 		}
 	}
 	return results, nil
-}
-
-// WatchHealthStatus does what [kubeletplugin.DRAPlugin] says.
-func (p *plugin) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
-	return kubeletplugin.ErrHealthNotSupported
 }
 
 // begin registers a call, before anything else is done for it. The gRPC server does not wait for those it
@@ -130,6 +132,7 @@ func (p *plugin) stop() (idle <-chan struct{}) {
 	p.mu.Lock()
 	p.stopping = true
 	p.mu.Unlock()
+	p.faults.stop()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

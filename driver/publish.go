@@ -24,6 +24,8 @@ type fleet struct {
 	inUse map[string]bool
 	// taken are those of them that claims have for themselves: not by administrative access.
 	taken map[string]bool
+	// broken is what faults do to devices; the same pointer says that it is the same.
+	broken *conditions
 }
 
 // usageMatters is false where the same is published whatever is in use.
@@ -46,8 +48,12 @@ func resourcesOf(nodeName, driverName string, f fleet, layout deviceslices.Layou
 	}
 	slices.SortStableFunc(node.GPUs, func(a, b *hardware.GPU) int { return cmp.Compare(a.PCIBusID, b.PCIBusID) })
 	resources, err := arrange(node, layout)
-	if err != nil || !f.usageMatters(api) {
+	if err != nil {
 		return resources, err
+	}
+	f.taintBroken(resources, layout, api)
+	if !f.usageMatters(api) {
+		return resources, nil
 	}
 
 	for name, pool := range resources.Pools {

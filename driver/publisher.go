@@ -197,7 +197,7 @@ func (p *publisher) sync(ctx context.Context, thorough bool) error {
 	api := p.limits()
 	p.tellFeatures(ctx, f, api)
 	reorder := p.ordering.due(f.taken)
-	if !thorough && p.published != nil && f.stock == p.of.stock && api == p.with && !f.usageMatters(api) && !reorder && !p.reordering && p.ready() == nil {
+	if !thorough && p.published != nil && f.stock == p.of.stock && f.broken == p.of.broken && api == p.with && !f.usageMatters(api) && !reorder && !p.reordering && p.ready() == nil {
 		return nil
 	}
 	arrange := p.ordering.unchanged(f.taken)

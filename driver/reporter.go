@@ -32,6 +32,9 @@ const (
 	reasonUnprepareFailed      = "UnprepareFailed"
 	reasonClaimReleased        = "ClaimReleased"
 	reasonOrphansRemoved       = "OrphansRemoved"
+	reasonFaultAdded           = "FaultAdded"
+	reasonFaultCleared         = "FaultCleared"
+	reasonInvalidFaults        = "InvalidFaults"
 )
 
 // maxMessage leaves room for a remark within the 1024 bytes that the API allows for a note.

@@ -48,10 +48,18 @@ func (d *Driver) work(until context.Context, gone <-chan time.Time) error {
 	if err != nil {
 		return err
 	}
+	nodeFaults, err := newNodeFaults(&nodeFaults{
+		nodeName: d.opts.NodeName, driverName: d.opts.DriverName, claims: claims, file: d.paths.faults,
+		waypoints: d.opts.Waypoints, reporter: d.reporter, metrics: d.metrics, crash: crashNow,
+	})
+	if err != nil {
+		return err
+	}
+	claims.waypoints = nodeFaults
 	view := &nodeView{server: sockets, dir: d.paths.node, claims: claims}
 	publisher := newPublisher(&publisher{
 		nodeName: d.opts.NodeName, driverName: d.opts.DriverName, client: d.opts.KubeClient,
-		fleet: claims.fleet, resync: d.opts.Resync, reporter: d.reporter, metrics: d.metrics,
+		fleet: nodeFaults.fleet, resync: d.opts.Resync, reporter: d.reporter, metrics: d.metrics,
 		order: d.opts.DeviceOrder, orderInterval: d.opts.DeviceOrderInterval,
 	})
 	slices := &sliceWriter{client: d.opts.KubeClient, driverName: d.opts.DriverName, nodeName: d.opts.NodeName, failed: publisher.writeFailed}
@@ -59,6 +67,11 @@ func (d *Driver) work(until context.Context, gone <-chan time.Time) error {
 	claims.changed = func() {
 		publisher.changed()
 		view.update(running)
+		nodeFaults.refresh()
+	}
+	nodeFaults.show = func(c *conditions) {
+		sockets.SetHealth(c.served)
+		publisher.changed()
 	}
 	var status *deviceStatus
 	if d.opts.DeviceStatus {
@@ -66,6 +79,7 @@ func (d *Driver) work(until context.Context, gone <-chan time.Time) error {
 	}
 	reconciler := &reconciler{claims: claims, metadata: metadata, client: d.opts.KubeClient, reporter: d.reporter, metrics: d.metrics, status: status}
 	plugin := &plugin{claims: claims, reconciler: reconciler, publisher: publisher, reporter: d.reporter, metrics: d.metrics, status: status}
+	plugin.faults = nodeFaults
 
 	if err := d.restore(running, claims); err != nil {
 		return err
@@ -85,7 +99,8 @@ func (d *Driver) work(until context.Context, gone <-chan time.Time) error {
 	source := &inventorySource{factory: claims.factory, file: d.opts.InventoryFile, apply: claims.apply, reporter: d.reporter, metrics: d.metrics}
 	background.Go(func() { source.run(running, labels) })
 	background.Go(func() {
-		watchNodeLabels(running, d.opts.KubeClient, d.opts.NodeName, func(l map[string]string) {
+		faults := func(annotation string) { nodeFaults.look(running, annotation) }
+		watchNode(running, d.opts.KubeClient, d.opts.NodeName, faults, func(l map[string]string) {
 			select {
 			case labels <- l:
 			case <-running.Done():

@@ -51,6 +51,9 @@ var (
 	effects     = []resourceapi.DeviceTaintEffect{resourceapi.DeviceTaintEffectNoSchedule, resourceapi.DeviceTaintEffectNoExecute, resourceapi.DeviceTaintEffectNone}
 )
 
+// Types are all types, in the order in which they are told to people.
+func Types() []Type { return slices.Clone(types) }
+
 // Steps are the steps of prepare and unprepare at which a Crash can happen, in the order in which they are
 // complete. They are the waypoints of the driver.
 func Steps() []string {
@@ -175,7 +178,7 @@ func (f Fault) format() format {
 	if !f.Created.IsZero() {
 		w.Created = f.Created.UTC().Format(time.RFC3339)
 	}
-	if f.XID != 0 {
+	if f.Type == XID || f.XID != 0 {
 		w.XID = &f.XID
 	}
 	if f.Correctable != 0 {

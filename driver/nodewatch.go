@@ -11,23 +11,32 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/simgpu/simgpu/driver/faults"
 )
 
-// watchNodeLabels calls changed with the labels of the node, first when they are known and then
-// whenever they are others, until the context ends. It lists and watches that one Node.
-func watchNodeLabels(ctx context.Context, client kubernetes.Interface, nodeName string, changed func(map[string]string)) {
+// watchNode calls annotated with the annotation of the node that names its faults, "" where it has none, and
+// then labelled with its labels: first when they are known and then whenever they are others, until the context
+// ends. It lists and watches that one Node.
+func watchNode(ctx context.Context, client kubernetes.Interface, nodeName string, annotated func(string), labelled func(map[string]string)) {
 	byName := fields.OneTermEqualSelector(metav1.ObjectNameField, nodeName).String()
-	var known map[string]string
+	var labels map[string]string
+	var annotation string
 	see := func(object any) {
 		node, ok := object.(*corev1.Node)
-		if !ok || node.Name != nodeName || known != nil && maps.Equal(known, node.Labels) {
+		if !ok || node.Name != nodeName {
 			return
 		}
-		known = maps.Clone(node.Labels)
-		if known == nil {
-			known = map[string]string{}
+		first := labels == nil
+		if now := node.Annotations[faults.Annotation]; first || now != annotation {
+			annotation = now
+			annotated(now)
 		}
-		changed(known)
+		if first || !maps.Equal(labels, node.Labels) {
+			labels = map[string]string{}
+			maps.Copy(labels, node.Labels)
+			labelled(maps.Clone(labels))
+		}
 	}
 	_, controller := cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
@@ -51,9 +60,13 @@ func watchNodeLabels(ctx context.Context, client kubernetes.Interface, nodeName 
 				return object, nil
 			}
 			// A Node is large, mostly for its images.
-			return &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+			small := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
 				Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion, Labels: node.Labels,
-			}}, nil
+			}}
+			if annotation, ok := node.Annotations[faults.Annotation]; ok {
+				small.Annotations = map[string]string{faults.Annotation: annotation}
+			}
+			return small, nil
 		},
 	})
 	controller.RunWithContext(ctx)
