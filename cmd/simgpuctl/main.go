@@ -42,5 +42,6 @@ func newCommand(calledAs string, stdout, stderr io.Writer) *cobra.Command {
 	cmd.SetOut(stdout)
 	cmd.SetErr(stderr)
 	cmd.AddCommand(newRenderCommand())
+	cmd.AddCommand(newFaultCommand(connectLikeKubectl))
 	return cmd
 }
