@@ -34,18 +34,21 @@ func TestFeatures(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		ctx := context.WithoutCancel(t.Context())
-		if err := suite.InstallChart(ctx, nil); err != nil {
-			t.Error(err)
+	install := func(ctx context.Context, values map[string]any) {
+		t.Helper()
+		if err := suite.InstallChart(ctx, values); err != nil {
+			t.Fatal(err)
 		}
-		suite.RestartDriver(t)
-	})
-	if err := suite.InstallChart(t.Context(), values); err != nil {
-		t.Fatal(err)
+		// The kubelet takes its time with the mounted inventory; a new pod gets it at once.
+		for _, args := range [][]string{{"restart"}, {"status", "--timeout", harness.Patience.String()}} {
+			args = append([]string{"-n", harness.DriverNamespace, "rollout", args[0], "daemonset/" + harness.DaemonSet}, args[1:]...)
+			if _, err := suite.Command(ctx, "kubectl", args...); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
-	// The kubelet takes its time with the mounted inventory; a new pod gets it at once.
-	suite.RestartDriver(t)
+	t.Cleanup(func() { install(context.WithoutCancel(t.Context()), nil) })
+	install(t.Context(), values)
 
 	for _, feature := range []struct {
 		name string

@@ -84,7 +84,7 @@ func TestSchemaAndDriverKnowTheSameFields(t *testing.T) {
 		t.Fatal(err)
 	}
 	group := map[string]any{
-		"model": "h100-sxm5-80gb", "count": 2, "migMode": "dynamic", "numaNode": -1, "pcieRoot": "pci0000:40", "driverVersion": "", "seed": "s",
+		"model": "h100-sxm5-80gb", "count": 2, "migMode": "dynamic", "numaNode": -1, "pcieRoot": "pci0000:40", "driverVersion": "", "seed": "s", "consumableShares": "memory",
 	}
 	rule := map[string]any{"name": "n", "nodeNames": []string{"a-*"}, "nodeLabels": map[string]string{"a": "b"}, "gpus": []any{group}}
 	for definition, fields := range map[string]map[string]any{"rule": rule, "gpuGroup": group} {
