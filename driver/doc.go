@@ -103,8 +103,8 @@
 //	simgpu_device_status_errors_total        claims whose status was given up after several attempts to write it
 //	simgpu_api_requests_total                by verb, resource and code; verb dryrun stores nothing
 //
-// All label values are known beforehand; none names a claim, a pod or a device. The metrics of the
-// simulated GPUs themselves are those of package dcgm, at an endpoint of their own.
+// All label values are known beforehand, but for the devices that faults are on; none names a claim or a
+// pod. The metrics of the simulated GPUs themselves are those of package dcgm, at an endpoint of their own.
 //
 // # Events
 //
