@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -711,5 +712,33 @@ func TestShares(t *testing.T) {
 	}
 	if err := s.Open(filepath.Join(root, "c"), Device{GPU: gpu, ShareBytes: gpu.MemoryBytes + 1}); err == nil {
 		t.Error("a share larger than the GPU was served")
+	}
+}
+
+func TestFixedPartitionsShowOnTheNode(t *testing.T) {
+	root := tempDir(t)
+	s := startServer(t, -1)
+	gpu := h100(0)
+	gpu.MIGMode = MIGEnabled
+	left, right := slice3g(gpu, 0), slice3g(gpu, 4)
+	gpu.FixedPartitions = []Partition{*left.Partition, *right.Partition}
+	if err := s.OpenNode(filepath.Join(root, "node", "view"), []GPU{gpu}); err != nil {
+		t.Fatal(err)
+	}
+	open(t, s, filepath.Join(root, "a", "dev"), right)
+	mustHold(t, discover(t, filepath.Join(root, "a"), nil), HoldOptions{MemoryBytes: 100 * MiB, PID: 1, ProcessName: "python3"})
+	node := snapshot(t, discover(t, filepath.Join(root, "node"), nil))
+	var got []string
+	for _, p := range node.GPUs[0].Partitions {
+		got = append(got, fmt.Sprintf("%s %d", p.UUID, p.MemoryUsed/MiB))
+	}
+	slices.Sort(got)
+	want := []string{left.Partition.UUID + " 0", right.Partition.UUID + " 100"}
+	slices.Sort(want)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("partitions in the node view (-want +got):\n%s", diff)
+	}
+	if claim := snapshot(t, discover(t, filepath.Join(root, "a"), nil)); len(claim.GPUs[0].Partitions) != 1 {
+		t.Errorf("a container sees %d partitions, want its own", len(claim.GPUs[0].Partitions))
 	}
 }

@@ -315,7 +315,12 @@ func (l *ledger) node() Snapshot {
 		return status
 	}
 	for _, g := range l.gpus {
-		show(g)
+		status := show(g)
+		for _, p := range g.FixedPartitions {
+			if l.accounts[p.UUID] == nil {
+				status.Partitions = append(status.Partitions, PartitionStatus{Partition: p, Health: l.health[p.UUID]})
+			}
+		}
 	}
 	// A GPU that left the inventory while a claim uses it is still there.
 	for _, a := range l.accounts {

@@ -49,6 +49,9 @@ type GPU struct {
 	// Profiles are what the GPU can be partitioned into, in the order of its driver;
 	// none: it cannot be partitioned.
 	Profiles []Profile
+	// FixedPartitions exist whether or not anybody has them. Only the view of the node shows them all; clients do not
+	// see this list.
+	FixedPartitions []Partition
 }
 
 // Profile is a kind of GPU instance.

@@ -585,9 +585,6 @@ func TestWithoutInventoryOnlyPreparedClaimsAreServed(t *testing.T) {
 func TestInventoryChangesAroundGPUsInUse(t *testing.T) {
 	a100 := inventory.GPUGroup{Model: "a100-40gb", Count: 1, MIGMode: inventory.MIGDynamic}
 	n := newTestNode(t)
-	if _, err := n.catalogue.Model(a100.Model); err != nil {
-		t.Skip(err)
-	}
 	p := n.start(h100s(3)...)
 	claim := claimOf("a", []string{left1})
 	ids := p.mustPrepare(t, claim)

@@ -42,11 +42,16 @@ func metadataOf(device *hardware.Device) *kubeletplugin.DeviceMetadata {
 // servedDevice is a device as the device API describes it.
 func servedDevice(device *hardware.Device) deviceapi.Device {
 	served := deviceapi.Device{GPU: servedGPU(device.GPU)}
-	if device.Partition == nil {
-		return served
+	if device.Partition != nil {
+		partition := servedPartition(device)
+		served.Partition = &partition
 	}
+	return served
+}
+
+func servedPartition(device *hardware.Device) deviceapi.Partition {
 	profile := device.Partition.Profile
-	served.Partition = &deviceapi.Partition{
+	return deviceapi.Partition{
 		UUID:              device.UUID,
 		Profile:           profile.Name,
 		GPUInstanceID:     device.Instance.GPUInstanceID,
@@ -62,7 +67,6 @@ func servedDevice(device *hardware.Device) deviceapi.Device {
 		JPEGEngines:       int(profile.Figures.JPEGEngines),
 		OFAEngines:        int(profile.Figures.OFAEngines),
 	}
-	return served
 }
 
 // servedProfiles is what the GPU can be partitioned into, whether or not it offers that, as far as the figures are
@@ -100,9 +104,15 @@ func servedGPU(gpu *hardware.GPU) deviceapi.GPU {
 	mode := deviceapi.MIGUnsupported
 	if partitioning := gpu.Model.Partitioning; partitioning != nil {
 		mode = deviceapi.MIGDisabled
-		// Where a GPU that offers partitions does not offer itself, it is always in MIG mode.
-		if gpu.MIGMode != inventory.MIGDisabled && partitioning.Exclusive {
+		// A GPU that offers partitions but not itself is always in MIG mode.
+		if gpu.MIGMode == inventory.MIGStatic || gpu.MIGMode != inventory.MIGDisabled && partitioning.Exclusive {
 			mode = deviceapi.MIGEnabled
+		}
+	}
+	var fixed []deviceapi.Partition
+	if gpu.MIGMode == inventory.MIGStatic {
+		for _, device := range gpu.Devices {
+			fixed = append(fixed, servedPartition(device))
 		}
 	}
 	return deviceapi.GPU{
@@ -120,5 +130,6 @@ func servedGPU(gpu *hardware.GPU) deviceapi.GPU {
 		MemoryBytes:       gpu.Model.MemoryMiB * deviceapi.MiB,
 		PowerLimitWatts:   int(gpu.Model.PowerLimitWatts),
 		Profiles:          servedProfiles(gpu),
+		FixedPartitions:   fixed,
 	}
 }

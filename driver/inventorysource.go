@@ -116,6 +116,9 @@ func (s *inventorySource) look(ctx context.Context, labels map[string]string) {
 		s.reporter.node(corev1.EventTypeNormal, reasonInventoryApplied, "The inventory %s is in force: %d GPUs", s.file, len(gpus))
 	}
 	logger.Info("Inventory in force", "file", s.file, "gpus", len(gpus))
+	for _, absent := range absentOf(gpus) {
+		logger.Info("Some partitions are not offered: nobody sourced their figures", "absent", absent)
+	}
 	s.inForce, s.hasValid = groups, true
 	s.apply(gpus, nil)
 }

@@ -85,7 +85,8 @@ func (f fleet) offered(devices []resourceapi.Device, api apiLimits) []resourceap
 			}
 			device.Taints = append(device.Taints, resourceapi.DeviceTaint{Key: removedTaint, Effect: resourceapi.DeviceTaintEffectNoSchedule})
 		}
-		if api.noPartitions {
+		// Partitions that exist for good need no counters.
+		if api.noPartitions && known.GPU.CounterSet != nil {
 			if known.Partition != nil || f.partitionInUse(known.GPU) {
 				continue
 			}

@@ -118,15 +118,29 @@ func (f factory) fromSource(source checkpoint.GPU) (stockGPU, error) {
 	return stockGPU{}, fmt.Errorf("no GPU of index %d", source.Index)
 }
 
+// absentOf is what nobody sourced of the GPUs.
+func absentOf(gpus []stockGPU) []string {
+	var all []*hardware.GPU
+	for _, gpu := range gpus {
+		all = append(all, gpu.GPU)
+	}
+	return hardware.Absent(all)
+}
+
 // sourceOf and groupOf turn the part of an inventory that a GPU came from into what is remembered of it
 // in a checkpoint, and back.
 func sourceOf(gpu *hardware.GPU, group inventory.GPUGroup) checkpoint.GPU {
+	var partitions []checkpoint.Partition
+	for _, p := range group.Partitions {
+		partitions = append(partitions, checkpoint.Partition(p))
+	}
 	return checkpoint.GPU{
-		Index:    gpu.Index,
-		Model:    group.Model,
-		MIGMode:  string(group.MIGMode),
-		NUMANode: group.NUMANode,
-		PCIeRoot: group.PCIeRoot,
+		Index:      gpu.Index,
+		Model:      group.Model,
+		MIGMode:    string(group.MIGMode),
+		Partitions: partitions,
+		NUMANode:   group.NUMANode,
+		PCIeRoot:   group.PCIeRoot,
 		// The version itself, because the model's default may be another in the next release.
 		DriverVersion: gpu.DriverVersion,
 		Seed:          group.Seed,
@@ -136,10 +150,15 @@ func sourceOf(gpu *hardware.GPU, group inventory.GPUGroup) checkpoint.GPU {
 }
 
 func groupOf(source checkpoint.GPU) inventory.GPUGroup {
+	var partitions []inventory.Partition
+	for _, p := range source.Partitions {
+		partitions = append(partitions, inventory.Partition(p))
+	}
 	return inventory.GPUGroup{
 		Model:         source.Model,
 		Count:         1,
 		MIGMode:       inventory.MIGMode(source.MIGMode),
+		Partitions:    partitions,
 		NUMANode:      source.NUMANode,
 		PCIeRoot:      source.PCIeRoot,
 		DriverVersion: source.DriverVersion,

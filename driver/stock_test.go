@@ -13,8 +13,9 @@ import (
 // TestCheckpointRemembersAllOfAGPU fails when the inventory says more of a GPU than a checkpoint keeps.
 func TestCheckpointRemembersAllOfAGPU(t *testing.T) {
 	group := inventory.GPUGroup{
-		Model: "h100-sxm5-80gb", Count: 1, MIGMode: inventory.MIGDynamic, NUMANode: ptr.To(1),
-		PCIeRoot: "pci0000:40", DriverVersion: "580.95.05", Seed: "lab", ConsumableShares: "memory",
+		Model: "h100-sxm5-80gb", Count: 1, MIGMode: inventory.MIGStatic, NUMANode: ptr.To(1),
+		Partitions: []inventory.Partition{{Profile: "1g.10gb", Start: 2}, {Profile: "3g.40gb", Start: 4}},
+		PCIeRoot:   "pci0000:40", DriverVersion: "580.95.05", Seed: "lab", ConsumableShares: "memory",
 	}
 	fields := reflect.ValueOf(group)
 	for i := range fields.NumField() {

@@ -20,6 +20,8 @@ type Vendor struct {
 	ClaimConfig   ClaimConfig
 	// GPUAttributes and PartitionAttributes are what devices publish about themselves.
 	GPUAttributes, PartitionAttributes []Attribute
+	// FixedAttributes are what partitions that exist for good, instead of being created on demand, publish beside those.
+	FixedAttributes []Attribute
 	// Countables are what devices publish as capacity and share as counters, one for each figure.
 	Countables []Countable
 	// Env is set in every container that gets a device, sorted by name.
@@ -114,6 +116,12 @@ func (v *Vendor) MemorySliceCounter(slice int) string {
 
 // SharesCapacity is the capacity of a device that a fixed number of claims can share; a claim takes one.
 func (v *Vendor) SharesCapacity() string { return v.format.Names.SharesCapacity }
+
+// MemorySliceCapacity is the capacity by which a partition that exists for good tells a memory slice that it has, e.g.
+// memorySlice7.
+func (v *Vendor) MemorySliceCapacity(slice int) string {
+	return fill(v.format.Names.MemorySliceCapacity, "slice", slice)
+}
 
 // GPUUUID spells the identity of a GPU, e.g. GPU-4cf8db2d-....
 func (v *Vendor) GPUUUID(uuid string) string {

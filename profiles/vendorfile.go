@@ -36,20 +36,24 @@ type classFormat struct {
 }
 
 type nameFormat struct {
-	GPU                string   `json:"gpu"`
-	Partition          string   `json:"partition"`
-	CounterSet         string   `json:"counterSet"`
-	MemorySliceCounter string   `json:"memorySliceCounter"`
-	GPUUUID            string   `json:"gpuUUID"`
-	PartitionUUID      string   `json:"partitionUUID"`
-	Profile            string   `json:"profile"`
-	SharesCapacity     string   `json:"sharesCapacity"`
-	ProfileSuffixes    []string `json:"profileSuffixes"`
+	GPU                string `json:"gpu"`
+	Partition          string `json:"partition"`
+	CounterSet         string `json:"counterSet"`
+	MemorySliceCounter string `json:"memorySliceCounter"`
+	// MemorySliceCapacity is on partitions that exist for good.
+	MemorySliceCapacity string   `json:"memorySliceCapacity"`
+	GPUUUID             string   `json:"gpuUUID"`
+	PartitionUUID       string   `json:"partitionUUID"`
+	Profile             string   `json:"profile"`
+	SharesCapacity      string   `json:"sharesCapacity"`
+	ProfileSuffixes     []string `json:"profileSuffixes"`
 }
 
 type attributesFile struct {
 	GPU       []Attribute `json:"gpu"`
 	Partition []Attribute `json:"partition"`
+	// Fixed are what partitions that exist for good have beside those of all partitions.
+	Fixed []Attribute `json:"fixedPartition"`
 }
 
 type filesFormat struct {
@@ -89,6 +93,7 @@ func decodeVendor(file string, data []byte) (*Vendor, error) {
 		ClaimConfig:         f.ClaimConfig,
 		GPUAttributes:       f.Attributes.GPU,
 		PartitionAttributes: f.Attributes.Partition,
+		FixedAttributes:     f.Attributes.Fixed,
 		Countables:          f.Countables,
 		ControlFiles:        f.Files.Control,
 		MaxGPUs:             f.Files.MaxGPUs,
@@ -123,6 +128,10 @@ func (f *vendorFormat) validate(faults *strictyaml.Faults) {
 	checkPattern(faults, "names.partition", f.Names.Partition, "minor", "profile", "profileID", "start")
 	checkPattern(faults, "names.counterSet", f.Names.CounterSet, "minor")
 	checkPattern(faults, "names.memorySliceCounter", f.Names.MemorySliceCounter, "slice")
+	checkPattern(faults, "names.memorySliceCapacity", f.Names.MemorySliceCapacity, "slice")
+	if name := fill(f.Names.MemorySliceCapacity, "slice", 0); !identifier.MatchString(name) {
+		faults.Add("names.memorySliceCapacity", "%q makes %q, which is not a C identifier of at most 32 characters", f.Names.MemorySliceCapacity, name)
+	}
 	checkPattern(faults, "names.gpuUUID", f.Names.GPUUUID, "uuid")
 	checkPattern(faults, "names.partitionUUID", f.Names.PartitionUUID, "uuid")
 	checkPattern(faults, "names.profile", f.Names.Profile, "slices", "memoryGB")
@@ -143,6 +152,9 @@ func (f *vendorFormat) validate(faults *strictyaml.Faults) {
 	f.Health.validate(faults)
 	checkAttributes(faults, "attributes.gpu", f.Attributes.GPU)
 	checkAttributes(faults, "attributes.partition", f.Attributes.Partition)
+	if len(f.Attributes.Fixed) > 0 {
+		checkAttributes(faults, "attributes.fixedPartition", f.Attributes.Fixed)
+	}
 	f.checkCountables(faults)
 	for _, branch := range slices.Sorted(maps.Keys(f.CUDAVersions)) {
 		if !dotted.MatchString(f.CUDAVersions[branch]) {

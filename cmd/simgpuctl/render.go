@@ -26,6 +26,7 @@ type renderFlags struct {
 	model, driverVersion string
 	gpus                 int
 	mig                  string
+	partitions           []string
 
 	inventory  string
 	nodeLabels map[string]string
@@ -50,7 +51,10 @@ says why.`,
   simgpuctl render --model h100-sxm5-80gb --gpus 2
 
   # What an inventory has for a node of that name and with those labels
-  simgpuctl render --inventory inventory.yaml --node gpu-1 --node-labels pool=ampere -o table`,
+  simgpuctl render --inventory inventory.yaml --node gpu-1 --node-labels pool=ampere -o table
+
+  # An H100 that is partitioned for good
+  simgpuctl render --model h100-sxm5-80gb --mig static --partitions 3g.40gb@4,1g.10gb,1g.10gb -o table`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd.OutOrStdout(), cmd.ErrOrStderr())
@@ -60,7 +64,8 @@ says why.`,
 	flags.SortFlags = false
 	flags.StringVar(&f.model, "model", "", "id of the GPU model; \"simgpuctl models\" lists them")
 	flags.IntVar(&f.gpus, "gpus", 1, "number of GPUs of the model")
-	flags.StringVar(&f.mig, "mig", "", "dynamic or disabled (default: dynamic where the model can be partitioned)")
+	flags.StringVar(&f.mig, "mig", "", "dynamic, static or disabled (default: dynamic where the model can be partitioned)")
+	flags.StringSliceVar(&f.partitions, "partitions", nil, "with --mig static, the partitions of each GPU: profiles, each with or without its first memory slice, as in 3g.40gb@4,1g.10gb")
 	flags.StringVar(&f.driverVersion, "driver-version", "", "version of the GPU driver (default: the model's)")
 	flags.StringVar(&f.inventory, "inventory", "", "file with a NodeInventory, or - for standard input, in place of --model")
 	flags.StringToStringVar(&f.nodeLabels, "node-labels", nil, "labels of the node, by which an inventory may choose, as in pool=ampere,zone=a")
@@ -84,8 +89,8 @@ func (f *renderFlags) run(stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	for _, absent := range absentOf(node) {
-		fmt.Fprintf(stderr, "Left out, because nobody sourced it: %s\n", absent)
+	for _, absent := range hardware.Absent(node.GPUs) {
+		fmt.Fprintf(stderr, "Partitions left out, since nobody sourced the %s\n", absent)
 	}
 	if f.output == "table" {
 		return writeSlices(stdout, node, objects)
@@ -118,9 +123,13 @@ func (f *renderFlags) groups(catalogue *profiles.Catalogue) ([]inventory.GPUGrou
 	case f.model != "" && f.inventory != "":
 		return nil, errors.New("--model and --inventory exclude each other: an inventory names its models")
 	case f.model != "":
+		partitions, err := parsePartitions(f.partitions)
+		if err != nil {
+			return nil, err
+		}
 		group, err := inventory.Group(catalogue, inventory.GPUGroup{
 			Model: f.model, Count: f.gpus, MIGMode: inventory.MIGMode(f.mig), NUMANode: new(int), DriverVersion: f.driverVersion,
-		})
+		}, partitions...)
 		return []inventory.GPUGroup{group}, err
 	}
 	data, err := readFile(f.inventory)
@@ -132,6 +141,24 @@ func (f *renderFlags) groups(catalogue *profiles.Catalogue) ([]inventory.GPUGrou
 		return nil, fmt.Errorf("%s: %w", f.inventory, err)
 	}
 	return all.ForNode(f.node, f.nodeLabels)
+}
+
+// parsePartitions reads 3g.40gb@4 and 1g.10gb.
+func parsePartitions(texts []string) ([]profiles.Wanted, error) {
+	var wanted []profiles.Wanted
+	for _, text := range texts {
+		profile, at, placed := strings.Cut(text, "@")
+		want := profiles.Wanted{Profile: profile}
+		if placed {
+			start, err := strconv.Atoi(at)
+			if err != nil {
+				return nil, fmt.Errorf("--partitions %q is not a profile, or a profile and its first memory slice as in 3g.40gb@4", text)
+			}
+			want.Start = &start
+		}
+		wanted = append(wanted, want)
+	}
+	return wanted, nil
 }
 
 func readFile(name string) ([]byte, error) {
@@ -170,22 +197,6 @@ func parseVersion(text string) (*version.Info, error) {
 		return nil, fmt.Errorf("--kubernetes %q is not a version like 1.35", text)
 	}
 	return &version.Info{Major: major, Minor: minor}, nil
-}
-
-// absentOf is what the models of the node lack for all their partitions to be published.
-func absentOf(node *hardware.Node) []string {
-	var all []string
-	seen := map[*profiles.Table]bool{}
-	for _, gpu := range node.GPUs {
-		if gpu.MIGMode != inventory.MIGDynamic || seen[gpu.Table] {
-			continue
-		}
-		seen[gpu.Table] = true
-		for _, absent := range gpu.Table.Absent() {
-			all = append(all, fmt.Sprintf("%s (model %s, driver version %s)", absent, gpu.Model.ID, gpu.DriverVersion))
-		}
-	}
-	return all
 }
 
 // writeSlices is a row per counter set and device, with all that they have of what the vendor counts.

@@ -84,10 +84,11 @@ func TestSchemaAndDriverKnowTheSameFields(t *testing.T) {
 		t.Fatal(err)
 	}
 	group := map[string]any{
-		"model": "h100-sxm5-80gb", "count": 2, "migMode": "dynamic", "numaNode": -1, "pcieRoot": "pci0000:40", "driverVersion": "", "seed": "s", "consumableShares": "memory",
+		"model": "h100-sxm5-80gb", "count": 2, "migMode": "dynamic", "partitions": []any{}, "numaNode": -1, "pcieRoot": "pci0000:40", "driverVersion": "", "seed": "s", "consumableShares": "memory",
 	}
 	rule := map[string]any{"name": "n", "nodeNames": []string{"a-*"}, "nodeLabels": map[string]string{"a": "b"}, "gpus": []any{group}}
-	for definition, fields := range map[string]map[string]any{"rule": rule, "gpuGroup": group} {
+	partition := map[string]any{"profile": "3g.40gb", "start": 4, "count": 1}
+	for definition, fields := range map[string]map[string]any{"rule": rule, "gpuGroup": group, "partition": partition} {
 		got, want := slices.Sorted(maps.Keys(schema.Definitions[definition].Properties)), slices.Sorted(maps.Keys(fields))
 		if !slices.Equal(got, want) {
 			t.Errorf("%s: the schema has %v, the test has %v", definition, got, want)
@@ -99,6 +100,10 @@ func TestSchemaAndDriverKnowTheSameFields(t *testing.T) {
 	}
 	for _, mode := range modes {
 		group["migMode"] = mode
+		delete(group, "partitions")
+		if mode == string(inventory.MIGStatic) {
+			group["partitions"] = []any{partition}
+		}
 		values, err := yaml.Marshal(map[string]any{"inventory": map[string]any{"rules": []any{rule}}})
 		if err != nil {
 			t.Fatal(err)

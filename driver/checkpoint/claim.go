@@ -59,15 +59,23 @@ type Device struct {
 
 // GPU is the entry of the inventory that a GPU came from.
 type GPU struct {
-	Index         int    `json:"index"`
-	Model         string `json:"model"`
-	MIGMode       string `json:"migMode,omitempty"`
-	NUMANode      *int   `json:"numaNode,omitempty"`
-	PCIeRoot      string `json:"pcieRoot,omitempty"`
-	DriverVersion string `json:"driverVersion,omitempty"`
-	Seed          string `json:"seed,omitempty"`
+	Index   int    `json:"index"`
+	Model   string `json:"model"`
+	MIGMode string `json:"migMode,omitempty"`
+	// Partitions are the layout of a GPU that is partitioned for good.
+	Partitions    []Partition `json:"partitions,omitempty"`
+	NUMANode      *int        `json:"numaNode,omitempty"`
+	PCIeRoot      string      `json:"pcieRoot,omitempty"`
+	DriverVersion string      `json:"driverVersion,omitempty"`
+	Seed          string      `json:"seed,omitempty"`
 
 	ConsumableShares string `json:"consumableShares,omitempty"`
+}
+
+// Partition is a profile at a place: the first memory slice.
+type Partition struct {
+	Profile string `json:"profile"`
+	Start   int    `json:"start"`
 }
 
 // Key names the claim for people.

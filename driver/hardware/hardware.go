@@ -51,7 +51,8 @@ type GPU struct {
 	MIGMode       inventory.MIGMode
 	Model         *profiles.Model
 	Table         *profiles.Table
-	// CounterSet is what the devices of the GPU share; nil where it is never more than one device.
+	// CounterSet is what the devices of the GPU share; nil where it is never more than one device, or always the same
+	// partitions.
 	CounterSet *resourceapi.CounterSet
 	// Devices is everything the GPU can be, in published order: itself as a whole, then partitions by name.
 	Devices []*Device
@@ -151,8 +152,11 @@ func tableFor(group inventory.GPUGroup, catalogue *profiles.Catalogue) (*profile
 	case inventory.MIGDynamic:
 		_, err := table.Partitionable()
 		return table, err
+	case inventory.MIGStatic:
+		_, err := layoutOf(group, table)
+		return table, err
 	}
-	return nil, fmt.Errorf("unknown MIG mode %q of model %s; known: %s, %s", group.MIGMode, group.Model, inventory.MIGDynamic, inventory.MIGDisabled)
+	return nil, fmt.Errorf("unknown MIG mode %q of model %s", group.MIGMode, group.Model)
 }
 
 // add appends the GPUs of a group.
@@ -187,12 +191,41 @@ func newGPU(nodeName string, index int, group inventory.GPUGroup, table *profile
 		Model:         model,
 		Table:         table,
 	}
-	if group.MIGMode == inventory.MIGDisabled {
+	switch group.MIGMode {
+	case inventory.MIGDisabled:
 		gpu.Devices = []*Device{gpu.whole()}
-	} else if err := gpu.divide(self); err != nil {
+	case inventory.MIGStatic:
+		err = gpu.divideForGood(group, self)
+	default:
+		err = gpu.divide(self)
+	}
+	if err != nil {
 		return nil, err
 	}
 	return gpu, gpu.share(group.ConsumableShares)
+}
+
+// layoutOf returns the partitions of each GPU of a static group.
+func layoutOf(group inventory.GPUGroup, table *profiles.Table) ([]*profiles.Partition, error) {
+	var wanted []profiles.Wanted
+	for _, p := range group.Partitions {
+		wanted = append(wanted, profiles.Wanted{Profile: p.Profile, Start: &p.Start})
+	}
+	return table.Layout(wanted)
+}
+
+// divideForGood makes the devices of a GPU with a fixed layout: its partitions, which do not share anything any more,
+// but not itself, since the GPU is in MIG mode.
+func (g *GPU) divideForGood(group inventory.GPUGroup, self identity) error {
+	partitions, err := layoutOf(group, g.Table)
+	if err != nil {
+		return err
+	}
+	for _, partition := range partitions {
+		g.Devices = append(g.Devices, g.fixedPartition(partition, self))
+	}
+	slices.SortFunc(g.Devices, func(a, b *Device) int { return strings.Compare(a.Name, b.Name) })
+	return nil
 }
 
 // divide makes the devices of a GPU that offers partitions.
@@ -231,14 +264,35 @@ func (n *Node) Devices() []*Device {
 	return devices
 }
 
+// Absent is what nobody sourced of the GPUs that are partitioned on demand, so that some of their partitions are not
+// offered.
+func Absent(gpus []*GPU) []string {
+	var all []string
+	for _, gpu := range gpus {
+		if gpu.MIGMode != inventory.MIGDynamic {
+			continue
+		}
+		for _, absent := range gpu.Table.Absent() {
+			text := fmt.Sprintf("%s (model %s, driver version %s)", absent, gpu.Model.ID, gpu.DriverVersion)
+			if !slices.Contains(all, text) {
+				all = append(all, text)
+			}
+		}
+	}
+	return all
+}
+
 // Overlaps is true when d and o cannot be in use at once: they are the same device, or together they
 // take more of a counter of their GPU than it has.
 func (d *Device) Overlaps(o *Device) bool {
 	if d.GPU.UUID != o.GPU.UUID {
 		return false
 	}
-	if d.Name == o.Name || d.GPU.CounterSet == nil {
+	if d.Name == o.Name {
 		return true
+	}
+	if d.GPU.CounterSet == nil {
+		return d.Partition == nil || o.Partition == nil
 	}
 	for name, available := range d.GPU.CounterSet.Counters {
 		left := available.Value.DeepCopy()

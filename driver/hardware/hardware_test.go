@@ -41,6 +41,10 @@ func disabled(model string, count int) inventory.GPUGroup {
 	return inventory.GPUGroup{Model: model, Count: count, MIGMode: inventory.MIGDisabled, NUMANode: new(0)}
 }
 
+func static(model string, count int, partitions ...inventory.Partition) inventory.GPUGroup {
+	return inventory.GPUGroup{Model: model, Count: count, MIGMode: inventory.MIGStatic, Partitions: partitions, NUMANode: new(0)}
+}
+
 func device(t *testing.T, n *Node, name string) *Device {
 	t.Helper()
 	device, found := n.Device(name)
@@ -182,6 +186,72 @@ func TestH100(t *testing.T) {
 	}
 	if gpu.DriverVersion != "580.95.05" || gpu.CUDAVersion != "13.0" {
 		t.Errorf("versions that nvidia-smi shows: got %s and %s", gpu.DriverVersion, gpu.CUDAVersion)
+	}
+}
+
+// TestStatic holds what the vendor's driver publishes of partitions that were created before it started.
+func TestStatic(t *testing.T) {
+	layout := []inventory.Partition{{Profile: "1g.10gb+me", Start: 0}, {Profile: "1g.20gb", Start: 2}, {Profile: "3g.40gb", Start: 4}}
+	node := newNode(t, catalogue(t), static("h100-sxm5-80gb", 2, layout...))
+	want := []string{
+		"gpu-0-mig-1g10gb-me-20-0", "gpu-0-mig-1g20gb-15-2", "gpu-0-mig-3g40gb-9-4",
+		"gpu-1-mig-1g10gb-me-20-0", "gpu-1-mig-1g20gb-15-2", "gpu-1-mig-3g40gb-9-4",
+	}
+	if diff := cmp.Diff(want, names(node.Devices())); diff != "" {
+		t.Errorf("devices (-want +got):\n%s", diff)
+	}
+	if node.GPUs[0].CounterSet != nil {
+		t.Errorf("partitions that share nothing have counters: %v", node.GPUs[0].CounterSet)
+	}
+	fixed := device(t, node, "gpu-0-mig-1g20gb-15-2")
+	if diff := cmp.Diff([]string{
+		`attribute addressingMode = "HMM"`,
+		`attribute architecture = "Hopper"`,
+		`attribute brand = "Nvidia"`,
+		`attribute cudaComputeCapability = version 9.0.0`,
+		`attribute cudaDriverVersion = version 13.0.0`,
+		`attribute driverVersion = version 580.95.5`,
+		fmt.Sprintf(`attribute parentUUID = %q`, node.GPUs[0].UUID),
+		`attribute productName = "NVIDIA H100 80GB HBM3"`,
+		`attribute profile = "1g.20gb"`,
+		`attribute resource.kubernetes.io/numaNode = 0`,
+		`attribute resource.kubernetes.io/pciBusID = "0000:11:00.0"`,
+		`attribute resource.kubernetes.io/pcieRoot = "pci0000:10"`,
+		`attribute type = "mig"`,
+		fmt.Sprintf(`attribute uuid = %q`, fixed.UUID),
+		"capacity copyEngines = 1", "capacity decoders = 1", "capacity encoders = 0", "capacity jpegEngines = 1",
+		"capacity memory = 20096Mi", "capacity memorySlice2 = 1", "capacity memorySlice3 = 1", "capacity multiprocessors = 26", "capacity ofaEngines = 0",
+	}, spelled(fixed.Published)); diff != "" {
+		t.Errorf("partition (-want +got):\n%s", diff)
+	}
+
+	// Created on demand or there for good, it is the same partition.
+	onDemand := device(t, newNode(t, catalogue(t), dynamic("h100-sxm5-80gb", 1)), fixed.Name)
+	if fixed.UUID != onDemand.UUID || *fixed.Instance != *onDemand.Instance || !slices.Equal(fixed.Files(), onDemand.Files()) {
+		t.Errorf("%s is another partition than the one created on demand: %+v and %+v", fixed.Name, fixed, onDemand)
+	}
+	for _, a := range node.Devices() {
+		for _, b := range node.Devices() {
+			if got, want := a.Overlaps(b), a == b; got != want {
+				t.Errorf("%s overlaps %s: %t, want %t", a.Name, b.Name, got, want)
+			}
+		}
+	}
+}
+
+// TestStaticLargest keeps the limit of 32 attributes and capacities for the models with most memory slices.
+func TestStaticLargest(t *testing.T) {
+	for id, gpu := range divided(t) {
+		for _, profile := range gpu.Table.Profiles {
+			if len(profile.Absent) > 0 {
+				continue
+			}
+			for _, device := range newNode(t, catalogue(t), static(id, 1, inventory.Partition{Profile: profile.Name, Start: profile.Starts[0]})).Devices() {
+				if n := len(device.Published.Attributes) + len(device.Published.Capacity); n > resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
+					t.Errorf("%s has %d attributes and capacities", device.Name, n)
+				}
+			}
+		}
 	}
 }
 
@@ -401,8 +471,8 @@ func TestNewFaults(t *testing.T) {
 	clash.PCIeRoot = "pci0000:10"
 	old := dynamic("h100-sxm5-80gb", 1)
 	old.DriverVersion = "525.125"
-	static := dynamic("h100-sxm5-80gb", 1)
-	static.MIGMode = "static"
+	mixed := dynamic("h100-sxm5-80gb", 1)
+	mixed.MIGMode = "mixed"
 	for name, test := range map[string]struct {
 		groups []inventory.GPUGroup
 		want   string
@@ -417,7 +487,8 @@ func TestNewFaults(t *testing.T) {
 			[]inventory.GPUGroup{old},
 			"GPU group 0: model h100-sxm5-80gb cannot be partitioned with driver version 525.125, nobody sourced: memory of 1g.10gb+me, 7g.80gb",
 		},
-		"unknown mode": {[]inventory.GPUGroup{static}, `GPU group 0: unknown MIG mode "static" of model h100-sxm5-80gb; known: dynamic, disabled`},
+		"unknown mode":      {[]inventory.GPUGroup{mixed}, `GPU group 0: unknown MIG mode "mixed" of model h100-sxm5-80gb`},
+		"impossible layout": {[]inventory.GPUGroup{static("h100-sxm5-80gb", 1, inventory.Partition{Profile: "3g.40gb", Start: 1})}, "GPU group 0: partition 0: 3g.40gb cannot start at memory slice 1; it can at 0, 4"},
 		"too many": {
 			[]inventory.GPUGroup{disabled("h100-sxm5-80gb", 250), disabled("a100-40gb", 5)},
 			"GPU group 1: 5 GPUs of model a100-40gb after 250 others are too many: a node can have 254",

@@ -43,7 +43,26 @@ func (g *GPU) newWhole() *Device {
 	return device
 }
 
+// partition is a partition that is created on demand, out of what the devices of the GPU share.
 func (g *GPU) partition(p *profiles.Partition, self identity) *Device {
+	device := g.newPartition(p, self)
+	device.Published.ConsumesCounters = g.consume(g.counters(p.Profile.Figures, p.Start, p.Profile.Size))
+	return device
+}
+
+// fixedPartition is a partition that is there for good: it has an identity before it is given out, and memory slices of
+// its own.
+func (g *GPU) fixedPartition(p *profiles.Partition, self identity) *Device {
+	device := g.newPartition(p, self)
+	vendor := g.Model.Vendor
+	maps.Copy(device.Published.Attributes, device.attributes(vendor.FixedAttributes))
+	for slice := p.Start; slice < p.Start+p.Profile.Size; slice++ {
+		device.Published.Capacity[resourceapi.QualifiedName(vendor.MemorySliceCapacity(slice))] = resourceapi.DeviceCapacity{Value: count(1)}
+	}
+	return device
+}
+
+func (g *GPU) newPartition(p *profiles.Partition, self identity) *Device {
 	vendor := g.Model.Vendor
 	device := &Device{
 		Name:      vendor.PartitionName(g.Index, p),
@@ -59,10 +78,9 @@ func (g *GPU) partition(p *profiles.Partition, self identity) *Device {
 		},
 	}
 	device.Published = resourceapi.Device{
-		Name:             device.Name,
-		Attributes:       device.attributes(vendor.PartitionAttributes),
-		Capacity:         g.capacity(p.Profile.Figures),
-		ConsumesCounters: g.consume(g.counters(p.Profile.Figures, p.Start, p.Profile.Size)),
+		Name:       device.Name,
+		Attributes: device.attributes(vendor.PartitionAttributes),
+		Capacity:   g.capacity(p.Profile.Figures),
 	}
 	return device
 }
@@ -81,7 +99,7 @@ func (g *GPU) counters(figures profiles.Figures, start, size int) map[string]res
 		counters[countable.Counter] = resourceapi.Counter{Value: quantity(countable.Figure, figures.Get(countable.Figure))}
 	}
 	for slice := start; slice < start+size; slice++ {
-		counters[g.Model.Vendor.MemorySliceCounter(slice)] = resourceapi.Counter{Value: *resource.NewQuantity(1, resource.BinarySI)}
+		counters[g.Model.Vendor.MemorySliceCounter(slice)] = resourceapi.Counter{Value: count(1)}
 	}
 	return counters
 }
@@ -105,6 +123,10 @@ func quantity(figure profiles.Figure, n int64) resource.Quantity {
 	if figure == profiles.Memory {
 		n *= mib
 	}
+	return count(n)
+}
+
+func count(n int64) resource.Quantity {
 	q := *resource.NewQuantity(n, resource.BinarySI)
 	_ = q.String() // spelled once here, because a quantity keeps its spelling and is read in parallel
 	return q

@@ -23,8 +23,13 @@
 //   - model: its id in the catalogue.
 //   - count: how many; 1 unless given.
 //   - migMode: "dynamic" offers every partition that fits, created on demand, and is the default where the
-//     model can be partitioned; "disabled" offers whole GPUs only. An Ampere GPU in dynamic mode
-//     does not offer itself as a whole, as on real hardware.
+//     figures of the model's partitions are known; "static" offers the partitions of a layout, which exist
+//     for good; "disabled" offers whole GPUs only. An Ampere GPU in dynamic mode does not offer itself
+//     as a whole, as on real hardware, and no GPU in static mode does.
+//   - partitions: the layout of each GPU in static mode, a list of
+//     {profile: 3g.40gb, start: 4} or {profile: 1g.10gb, count: 2}. A start is the first memory slice. Without
+//     it a partition goes where the vendor's driver would put it once those with a start are there. A
+//     layout that no GPU can have is refused with what stands in the way and what would fit.
 //   - numaNode: 0 unless given; -1 if the GPUs are to report none.
 //   - pcieRoot: for example pci0000:40, where the GPUs of the group are to share one; each has its own
 //     otherwise.

@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -22,11 +23,13 @@ type MIGMode string
 const (
 	// MIGDynamic offers every partition the model can be divided into, created on demand.
 	MIGDynamic MIGMode = "dynamic"
+	// MIGStatic offers the partitions of a layout, which exist for good.
+	MIGStatic MIGMode = "static"
 	// MIGDisabled offers the whole GPU only.
 	MIGDisabled MIGMode = "disabled"
-	// migStatic is a fixed layout of partitions. It is reserved.
-	migStatic MIGMode = "static"
 )
+
+var migModes = fmt.Sprintf("%s, %s, %s", MIGDynamic, MIGStatic, MIGDisabled)
 
 // NodeInventory is a decoded inventory without faults.
 type NodeInventory struct {
@@ -46,9 +49,10 @@ type GPUGroup struct {
 	Model         string
 	Count         int
 	MIGMode       MIGMode
-	NUMANode      *int   // nil: the GPUs report none
-	PCIeRoot      string // e.g. pci0000:40, shared by the group; "": each GPU has its own
-	DriverVersion string // "": the model's default
+	Partitions    []Partition // of each GPU, in static mode only, from left to right
+	NUMANode      *int        // nil: the GPUs report none
+	PCIeRoot      string      // e.g. pci0000:40, shared by the group; "": each GPU has its own
+	DriverVersion string      // "": the model's default
 	Seed          string
 	// ConsumableShares lets several claims share a device: SharesMemory, SharesUnlimited, or the number of
 	// claims that can; "": every device is for one claim.
@@ -61,6 +65,12 @@ const (
 	// SharesUnlimited divides a device by memory, too, but a claim that does not ask takes none and can use all.
 	SharesUnlimited = "unlimited"
 )
+
+// Partition is one partition of a GPU in static mode.
+type Partition struct {
+	Profile string // e.g. 3g.40gb
+	Start   int    // first memory slice
+}
 
 // file is the document as people write it.
 type file struct {
@@ -77,15 +87,22 @@ type ruleFormat struct {
 }
 
 type groupFormat struct {
-	Model         string  `json:"model"`
-	Count         *int    `json:"count"`
-	MIGMode       MIGMode `json:"migMode"`
-	NUMANode      *int    `json:"numaNode"`
-	PCIeRoot      string  `json:"pcieRoot"`
-	DriverVersion string  `json:"driverVersion"`
-	Seed          string  `json:"seed"`
+	Model         string            `json:"model"`
+	Count         *int              `json:"count"`
+	MIGMode       MIGMode           `json:"migMode"`
+	Partitions    []partitionFormat `json:"partitions"`
+	NUMANode      *int              `json:"numaNode"`
+	PCIeRoot      string            `json:"pcieRoot"`
+	DriverVersion string            `json:"driverVersion"`
+	Seed          string            `json:"seed"`
 
 	ConsumableShares string `json:"consumableShares"`
+}
+
+type partitionFormat struct {
+	Profile string `json:"profile"`
+	Start   *int   `json:"start"`
+	Count   *int   `json:"count"`
 }
 
 // maxNUMANode is the last node of a kernel built for 1024 of them, the most that Linux allows.
@@ -119,15 +136,18 @@ func DecodeWith(catalogue *profiles.Catalogue, data []byte) (*NodeInventory, err
 	return inventory, nil
 }
 
-// Group fills in the defaults of a group that stands in no file, and checks it as one that does. The NUMA node has no
-// default here.
-func Group(catalogue *profiles.Catalogue, group GPUGroup) (GPUGroup, error) {
+// Group fills in the defaults of a group that stands in no file, and checks it as one that does: with the layout of a
+// static group in partitions, and without a default for the NUMA node.
+func Group(catalogue *profiles.Catalogue, group GPUGroup, partitions ...profiles.Wanted) (GPUGroup, error) {
 	format := groupFormat{
 		Model: group.Model, Count: &group.Count, MIGMode: group.MIGMode, NUMANode: new(-1),
 		PCIeRoot: group.PCIeRoot, DriverVersion: group.DriverVersion, Seed: group.Seed,
 	}
 	if group.NUMANode != nil {
 		format.NUMANode = group.NUMANode
+	}
+	for _, p := range partitions {
+		format.Partitions = append(format.Partitions, partitionFormat{Profile: p.Profile, Start: p.Start})
 	}
 	var faults strictyaml.Faults
 	group, _ = format.convert(catalogue, "", &faults)
@@ -249,11 +269,12 @@ func (g *groupFormat) convert(catalogue *profiles.Catalogue, path string, faults
 		model = known
 	}
 	switch g.MIGMode {
-	case "", MIGDynamic, MIGDisabled:
-	case migStatic:
-		faults.Add(path+".migMode", "%q is reserved for a later release; known: %s, %s", migStatic, MIGDynamic, MIGDisabled)
+	case "", MIGDynamic, MIGStatic, MIGDisabled:
 	default:
-		faults.Add(path+".migMode", "%q is unknown; known: %s, %s", g.MIGMode, MIGDynamic, MIGDisabled)
+		faults.Add(path+".migMode", "%q is unknown; known: %s", g.MIGMode, migModes)
+	}
+	if g.MIGMode != MIGStatic && g.Partitions != nil {
+		faults.Add(path+".partitions", "is for migMode %s only", MIGStatic)
 	}
 	if model == nil {
 		return group, nil
@@ -264,7 +285,9 @@ func (g *groupFormat) convert(catalogue *profiles.Catalogue, path string, faults
 			at = ".driverVersion"
 		}
 		faults.Add(path+at, "%v", err)
-	} else if _, err := table.Partitionable(); group.MIGMode == "" {
+	} else if _, err := table.Partitionable(); group.MIGMode == MIGStatic {
+		group.Partitions = g.layout(table, path, faults)
+	} else if group.MIGMode == "" {
 		group.MIGMode = MIGDynamic
 		if err != nil {
 			group.MIGMode = MIGDisabled
@@ -273,6 +296,53 @@ func (g *groupFormat) convert(catalogue *profiles.Catalogue, path string, faults
 		faults.Add(path+".migMode", "%v; use %s", err, MIGDisabled)
 	}
 	return group, model.Vendor
+}
+
+// layout finds a placement for each partition.
+func (g *groupFormat) layout(table *profiles.Table, path string, faults *strictyaml.Faults) []Partition {
+	if table.Model.Partitioning == nil {
+		faults.Add(path+".migMode", "model %s cannot be partitioned; use %s", g.Model, MIGDisabled)
+		return nil
+	}
+	if len(g.Partitions) == 0 {
+		faults.Add(path+".partitions", "is required with migMode %s", MIGStatic)
+		return nil
+	}
+	var wanted []profiles.Wanted
+	var paths []string // of the entry that each is from
+	most := table.Model.Partitioning.MaxInstances
+	for i, p := range g.Partitions {
+		entry, count := fmt.Sprintf("%s.partitions[%d]", path, i), 1
+		if p.Count != nil {
+			count = *p.Count
+		}
+		switch {
+		case count < 1 || count > most:
+			faults.Add(entry+".count", "must be from 1 to %d, which is how many partitions a GPU of model %s can have", most, g.Model)
+			return nil
+		case p.Start != nil && count > 1:
+			faults.Add(entry+".count", "must be 1 where start is given")
+			return nil
+		}
+		for range count {
+			wanted = append(wanted, profiles.Wanted{Profile: p.Profile, Start: p.Start})
+			paths = append(paths, entry)
+		}
+	}
+	found, err := table.Layout(wanted)
+	if impossible := (*profiles.LayoutError)(nil); errors.As(err, &impossible) {
+		for i, fault := range impossible.Faults {
+			if i > 0 && paths[fault.Index] == paths[impossible.Faults[i-1].Index] {
+				continue // the same for each of a count
+			}
+			faults.Add(paths[fault.Index], "%s", fault.Reason)
+		}
+	}
+	var partitions []Partition
+	for _, p := range found {
+		partitions = append(partitions, Partition{Profile: p.Profile.Name, Start: p.Start})
+	}
+	return partitions
 }
 
 func modelIDs(catalogue *profiles.Catalogue) []string {

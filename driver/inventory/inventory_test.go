@@ -31,6 +31,10 @@ func TestDecode(t *testing.T) {
 - name: none
   nodeLabels: {pool: cpu}
   gpus: []
+- gpus:
+  - model: h100-sxm5-80gb
+    migMode: static
+    partitions: [{profile: 1g.10gb, count: 2}, {profile: 3g.40gb, start: 4}]
 `,
 			[]Rule{
 				{
@@ -41,6 +45,10 @@ func TestDecode(t *testing.T) {
 					},
 				},
 				{Name: "none", NodeLabels: map[string]string{"pool": "cpu"}},
+				{GPUs: []GPUGroup{{
+					Model: "h100-sxm5-80gb", Count: 1, MIGMode: MIGStatic, NUMANode: new(0),
+					Partitions: []Partition{{"1g.10gb", 0}, {"1g.10gb", 1}, {"3g.40gb", 4}},
+				}}},
 			},
 		},
 	} {
@@ -66,14 +74,36 @@ func TestDecodeFaults(t *testing.T) {
 		yaml string // after the header
 		want string // after "inventory: "
 	}{
-		"no rules":        {"", "rules: is required"},
-		"unknown model":   {"rules: [{gpus: [{model: h1000}]}]", `rules[0].gpus[0].model: unknown model "h1000"; known models: ` + models},
-		"no model":        {"rules: [{gpus: [{count: 1}]}]", "rules[0].gpus[0].model: is required; known models: " + models},
-		"negative count":  {"rules: [{gpus: [{model: a100-40gb, count: -1}]}]", "rules[0].gpus[0].count: -1 is negative"},
-		"count is text":   {"rules: [{gpus: [{model: a100-40gb, count: two}]}]", `rules[0].gpus[0].count: must be an integer, not the string "two"`},
-		"unknown field":   {"rules: [{gpus: [{model: a100-40gb, migmode: dynamic}]}]", "rules[0].gpus[0].migmode: unknown field; known here: consumableShares, count, driverVersion, migMode, model, numaNode, pcieRoot, seed"},
-		"static mode":     {"rules: [{gpus: [{model: a100-40gb, migMode: static}]}]", `rules[0].gpus[0].migMode: "static" is reserved for a later release; known: dynamic, disabled`},
-		"unknown mode":    {"rules: [{gpus: [{model: a100-40gb, migMode: mixed}]}]", `rules[0].gpus[0].migMode: "mixed" is unknown; known: dynamic, disabled`},
+		"no rules":       {"", "rules: is required"},
+		"unknown model":  {"rules: [{gpus: [{model: h1000}]}]", `rules[0].gpus[0].model: unknown model "h1000"; known models: ` + models},
+		"no model":       {"rules: [{gpus: [{count: 1}]}]", "rules[0].gpus[0].model: is required; known models: " + models},
+		"negative count": {"rules: [{gpus: [{model: a100-40gb, count: -1}]}]", "rules[0].gpus[0].count: -1 is negative"},
+		"count is text":  {"rules: [{gpus: [{model: a100-40gb, count: two}]}]", `rules[0].gpus[0].count: must be an integer, not the string "two"`},
+		"unknown field":  {"rules: [{gpus: [{model: a100-40gb, migmode: dynamic}]}]", "rules[0].gpus[0].migmode: unknown field; known here: consumableShares, count, driverVersion, migMode, model, numaNode, partitions, pcieRoot, seed"},
+		"no layout":      {"rules: [{gpus: [{model: a100-40gb, migMode: static}]}]", "rules[0].gpus[0].partitions: is required with migMode static"},
+		"layout in vain": {"rules: [{gpus: [{model: a100-40gb, partitions: [{profile: 1g.5gb}]}]}]", "rules[0].gpus[0].partitions: is for migMode static only"},
+		"static of what": {"rules: [{gpus: [{model: l4-24gb, migMode: static, partitions: [{profile: 1g.5gb}]}]}]", "rules[0].gpus[0].migMode: model l4-24gb cannot be partitioned; use disabled"},
+		"count of a partition": {
+			"rules: [{gpus: [{model: a100-40gb, migMode: static, partitions: [{profile: 1g.5gb}, {profile: 1g.5gb, count: 8}]}]}]",
+			"rules[0].gpus[0].partitions[1].count: must be from 1 to 7, which is how many partitions a GPU of model a100-40gb can have",
+		},
+		"count of a placed partition": {
+			"rules: [{gpus: [{model: a100-40gb, migMode: static, partitions: [{profile: 1g.5gb, start: 0, count: 2}]}]}]",
+			"rules[0].gpus[0].partitions[0].count: must be 1 where start is given",
+		},
+		"impossible layout": {
+			"rules: [{gpus: [{model: a100-40gb, migMode: static, partitions: [{profile: 4g.20gb}, {profile: 2g.10gb, count: 2}]}]}]",
+			"rules[0].gpus[0].partitions[1]: 2g.10gb does not fit beside 4g.20gb at 0, 2g.10gb at 4: at 4 memory slices 4-5 are taken by 2g.10gb at 4; " +
+				"at 0, 2 memory slices 0-3 are taken by 4g.20gb at 0. What fits: 1g.5gb at 6; 1g.5gb+me at 6; 1g.10gb at 6",
+		},
+		"profiles and starts": {
+			"rules: [{gpus: [{model: a30-24gb, migMode: static, partitions: [{profile: 1g.5gb, count: 2}, {profile: 2g.12gb, start: 1}, {}]}]}]",
+			"3 faults:\n" +
+				`- rules[0].gpus[0].partitions[0]: model a30-24gb has no profile "1g.5gb" with driver version 580.95.05; it has: 1g.6gb, 1g.6gb+me, 2g.12gb, 2g.12gb+me, 4g.24gb` + "\n" +
+				"- rules[0].gpus[0].partitions[1]: 2g.12gb cannot start at memory slice 1; it can at 0, 2\n" +
+				`- rules[0].gpus[0].partitions[2]: model a30-24gb has no profile "" with driver version 580.95.05; it has: 1g.6gb, 1g.6gb+me, 2g.12gb, 2g.12gb+me, 4g.24gb`,
+		},
+		"unknown mode":    {"rules: [{gpus: [{model: a100-40gb, migMode: mixed}]}]", `rules[0].gpus[0].migMode: "mixed" is unknown; known: dynamic, static, disabled`},
 		"no gpus":         {"rules: [{name: cpu}]", "rules[0].gpus: is required; write [] for a node without GPUs"},
 		"empty node name": {`rules: [{nodeNames: [""], gpus: []}]`, `rules[0].nodeNames[0]: is empty; "*" is every name`},
 		"NUMA node":       {"rules: [{gpus: [{model: a100-40gb, numaNode: -2}]}]", "rules[0].gpus[0].numaNode: must be from 0 to 1023, or -1 for none"},
@@ -112,11 +142,11 @@ func TestDecodeFaults(t *testing.T) {
 		},
 		"not YAML": {"rules: [", "not valid YAML: yaml: line 3: did not find expected node content"},
 		"all at once": {
-			"rulez: []\nrules: [{nodeNames: [a], gpus: [{model: x, migMode: static}]}, {gpus: [{model: a100-40gb, count: -3, driverVersion: '1'}]}]",
+			"rulez: []\nrules: [{nodeNames: [a], gpus: [{model: x, migMode: mixed}]}, {gpus: [{model: a100-40gb, count: -3, driverVersion: '1'}]}]",
 			"5 faults:\n" +
 				"- rulez: unknown field; known here: apiVersion, kind, rules\n" +
 				`- rules[0].gpus[0].model: unknown model "x"; known models: ` + models + "\n" +
-				`- rules[0].gpus[0].migMode: "static" is reserved for a later release; known: dynamic, disabled` + "\n" +
+				`- rules[0].gpus[0].migMode: "mixed" is unknown; known: dynamic, static, disabled` + "\n" +
 				"- rules[1].gpus[0].count: -3 is negative\n" +
 				`- rules[1].gpus[0].driverVersion: driver version "1" of model a100-40gb is not a version like 580.95.05`,
 		},
@@ -227,6 +257,7 @@ func TestForNode(t *testing.T) {
 func FuzzDecode(f *testing.F) {
 	f.Add([]byte(header + "rules:\n- gpus:\n  - model: h100-sxm5-80gb\n"))
 	f.Add([]byte(header + "rules:\n- {name: a, nodeNames: ['*'], nodeLabels: {a: b}, gpus: [{model: a100-80gb, count: 4, migMode: disabled, numaNode: -1, pcieRoot: 'pci0000:40', driverVersion: '570.169', seed: s}]}\n"))
+	f.Add([]byte(header + "rules: [{gpus: [{model: a30-24gb, migMode: static, partitions: [{profile: 1g.6gb, count: 2}, {profile: 2g.12gb, start: 2}]}]}]\n"))
 	f.Add([]byte(header + "rules: [{gpus: []}]\n---\n"))
 	f.Add([]byte("a: &a [x]\nb: [*a, *a]\n"))
 	catalogue, err := profiles.Load()
@@ -247,7 +278,7 @@ func FuzzDecode(f *testing.F) {
 				if _, err := catalogue.Model(group.Model); err != nil {
 					t.Error(err)
 				}
-				if group.Count < 0 || group.MIGMode != MIGDynamic && group.MIGMode != MIGDisabled {
+				if group.Count < 0 || !strings.Contains(migModes, string(group.MIGMode)) || (group.MIGMode == MIGStatic) != (len(group.Partitions) > 0) {
 					t.Errorf("group without defaults: %+v", group)
 				}
 				total += group.Count
