@@ -63,6 +63,7 @@ func TestFeatures(t *testing.T) {
 		{"admin-access", adminAccess},
 		{"device-metadata", deviceMetadata},
 		{"claim-parameters", claimParameters},
+		{"health", brokenDevices},
 	} {
 		t.Run(feature.name, func(t *testing.T) {
 			ns := suite.Namespace(t)

@@ -15,7 +15,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/simgpu/simgpu/e2e/harness"
 )
@@ -294,28 +293,35 @@ func TestLostGPU(t *testing.T) {
 	})
 }
 
-// TestPrepareThatFailsRecovers lets two prepares fail, by the node's doing and by the claim's own.
+// TestPrepareThatFailsRecovers lets two prepares on the node fail.
 func TestPrepareThatFailsRecovers(t *testing.T) {
-	t.Run("node", func(t *testing.T) {
-		ns := suite.Namespace(t)
-		addFault(t, "--fail-prepare", "--times", "2")
-		suite.CreateClaim(t, ns, harness.Claim("c", harness.Partition("slice", "1g.10gb")))
-		p := suite.CreatePod(t, ns, harness.Pod("p", []harness.Use{{Claim: "c"}}))
-		suite.Running(t, p)
-		expectPrepareFailures(t, p, 2)
-	})
-	t.Run("claim", func(t *testing.T) {
-		ns := suite.Namespace(t)
-		c := harness.Claim("c", harness.Partition("slice", "1g.10gb"))
-		c.Spec.Devices.Config = []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
-			Driver:     harness.DriverName,
-			Parameters: runtime.RawExtension{Raw: []byte(`{"apiVersion": "simgpu.dev/v1alpha1", "kind": "FaultConfig", "faults": [{"type": "FailPrepare", "times": 1}]}`)},
-		}}}}
-		suite.CreateClaim(t, ns, c)
-		p := suite.CreatePod(t, ns, harness.Pod("p", []harness.Use{{Claim: "c"}}))
-		suite.Running(t, p)
-		expectPrepareFailures(t, p, 1)
-	})
+	ns := suite.Namespace(t)
+	addFault(t, "--fail-prepare", "--times", "2")
+	suite.CreateClaim(t, ns, harness.Claim("c", harness.Partition("slice", "1g.10gb")))
+	p := suite.CreatePod(t, ns, harness.Pod("p", []harness.Use{{Claim: "c"}}))
+	suite.Running(t, p)
+	expectPrepareFailures(t, p, 2)
+}
+
+// brokenDevices is demo/features/health.
+func brokenDevices(t *testing.T, ns string) {
+	pod := func(name string) *corev1.Pod {
+		return suite.Running(t, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}})
+	}
+	worker := pod("worker")
+	pod("late")
+	expectHealth(t, worker, "Healthy: ")
+	addFault(t, "--lost")
+	expectHealth(t, worker, "Unhealthy: GPU is lost")
+	out, err := suite.Command(t.Context(), "kubectl", "-n", ns, "exec", "worker", "-c", "shell", "--", "nvidia-smi")
+	if err == nil || !strings.Contains(err.Error(), "exit code 15") || !strings.Contains(out, "GPU is lost") {
+		t.Errorf("nvidia-smi ends with %v and prints\n%s", err, out)
+	}
+	clearFaults(t)
+	expectHealth(t, worker, "Healthy: ")
+
+	applyFeature(t, ns, "health/failing-claim.yaml")
+	expectPrepareFailures(t, pod("unlucky"), 2)
 }
 
 // expectPrepareFailures counts the kubelet's Events on failed prepares of a pod.
