@@ -154,7 +154,7 @@ func TestInventoryFollowsTheLabelsOfTheNode(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var watching sync.WaitGroup
 	watching.Go(func() {
-		watchNode(ctx, api, nodeName, func(string) {}, func(labels map[string]string) { s.labels <- labels })
+		watchNode(ctx, api, nodeName, func() {}, func(string) {}, func(labels map[string]string) { s.labels <- labels })
 	})
 	defer watching.Wait()
 	defer cancel()

@@ -17,8 +17,10 @@ import (
 
 // watchNode calls annotated with the annotation of the node that names its faults, "" where it has none, and
 // then labelled with its labels: first when they are known and then whenever they are others, until the context
-// ends. It lists and watches that one Node.
-func watchNode(ctx context.Context, client kubernetes.Interface, nodeName string, annotated func(string), labelled func(map[string]string)) {
+// ends. It lists and watches that one Node, and calls reconnected when it watches again after the connection was lost
+// or the API server closed it.
+func watchNode(ctx context.Context, client kubernetes.Interface, nodeName string, reconnected func(), annotated func(string), labelled func(map[string]string)) {
+	connected := false
 	byName := fields.OneTermEqualSelector(metav1.ObjectNameField, nodeName).String()
 	var labels map[string]string
 	var annotation string
@@ -46,7 +48,12 @@ func watchNode(ctx context.Context, client kubernetes.Interface, nodeName string
 			},
 			WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 				options.FieldSelector = byName
-				return client.CoreV1().Nodes().Watch(ctx, options)
+				watching, err := client.CoreV1().Nodes().Watch(ctx, options)
+				if err == nil && connected {
+					reconnected()
+				}
+				connected = connected || err == nil
+				return watching, err
 			},
 		}, client),
 		ObjectType: &corev1.Node{},

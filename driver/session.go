@@ -100,7 +100,7 @@ func (d *Driver) work(until context.Context, gone <-chan time.Time) error {
 	background.Go(func() { source.run(running, labels) })
 	background.Go(func() {
 		faults := func(annotation string) { nodeFaults.look(running, annotation) }
-		watchNode(running, d.opts.KubeClient, d.opts.NodeName, faults, func(l map[string]string) {
+		watchNode(running, d.opts.KubeClient, d.opts.NodeName, publisher.lookAgain, faults, func(l map[string]string) {
 			select {
 			case labels <- l:
 			case <-running.Done():
