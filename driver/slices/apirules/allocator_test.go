@@ -124,7 +124,7 @@ func (c counters) take(t *testing.T, device *resourceapi.Device) {
 func TestAllocated(t *testing.T) {
 	const gpu, partition = "gpu", "mig"
 	withPartitions(t, true)
-	rendered := node{"h100-sxm5-80gb", "dynamic", 2}.mustRender(t, version)
+	rendered := node{"h100-sxm5-80gb", "", 2}.mustRender(t, version)
 	var stored []resourceapi.ResourceSlice
 	for _, slice := range rendered {
 		s, err := create(t, slice)

@@ -2,16 +2,19 @@ package apirules
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -36,14 +39,20 @@ var simgpuctl = flag.String("simgpuctl", "", "the simgpuctl to render slices wit
 
 // node is what simgpuctl is asked to render.
 type node struct {
-	model, mig string
-	gpus       int
+	model string
+	mig   string // "" is dynamic for models that can be divided
+	gpus  int
 }
 
-func (n node) String() string { return fmt.Sprintf("%s/%s/%d", n.model, n.mig, n.gpus) }
+func (n node) String() string {
+	return fmt.Sprintf("%s/%s/%d", n.model, cmp.Or(n.mig, "default"), n.gpus)
+}
 
 // sizes of nodes: the smallest, the usual, one counter set more than a slice can hold, and far more than a machine has.
 var sizes = []int{1, 2, 8, 9, 64}
+
+// most is how many GPUs a node can have.
+const most = 254
 
 // run has simgpuctl print.
 func run(ctx context.Context, args ...string) ([]byte, error) {
@@ -62,7 +71,11 @@ func run(ctx context.Context, args ...string) ([]byte, error) {
 // render returns the slices of a node for an API server of that version. A field that the version does not have is an
 // error: its API server would ignore it.
 func (n node) render(ctx context.Context, version string) ([]resourceapi.ResourceSlice, error) {
-	out, err := run(ctx, "render", "--model", n.model, "--gpus", strconv.Itoa(n.gpus), "--mig", n.mig, "--node", "node", "--kubernetes", version, "-o", "json")
+	args := []string{"render", "--model", n.model, "--gpus", strconv.Itoa(n.gpus), "--node", "node", "--kubernetes", version, "-o", "json"}
+	if n.mig != "" {
+		args = append(args, "--mig", n.mig)
+	}
+	out, err := run(ctx, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -94,28 +107,32 @@ func (n node) mustRender(t *testing.T, version string) []resourceapi.ResourceSli
 	return rendered
 }
 
-// nodes are all that are looked at.
+// unsourced are models that cannot be simulated, as figures are missing without which there is nothing to publish.
+var unsourced = []string{"gh200-144gb"}
+
+// nodes are all that are looked at: every model, divided if it can be and as a whole.
 func nodes(t *testing.T) []node {
 	t.Helper()
-	out, err := run(t.Context(), "models", "-o", "json")
+	files, err := filepath.Glob("../../../profiles/catalogue/*/*.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var models []struct {
-		ID string `json:"id"`
-	}
-	if err := json.Unmarshal(out, &models); err != nil {
-		t.Fatal(err)
-	}
 	var all []node
-	for _, model := range models {
-		for _, mig := range []string{"dynamic", "disabled"} {
+	for _, file := range files {
+		model := strings.TrimSuffix(filepath.Base(file), ".yaml")
+		if model == "vendor" || slices.Contains(unsourced, model) {
+			continue
+		}
+		for _, mig := range []string{"", "disabled"} {
 			for _, gpus := range sizes {
-				all = append(all, node{model.ID, mig, gpus})
+				all = append(all, node{model, mig, gpus})
 			}
 		}
 	}
-	return all
+	if len(all) == 0 {
+		t.Fatal("the catalogue has no models")
+	}
+	return append(all, node{"h100-sxm5-80gb", "", most})
 }
 
 // withPartitions switches the feature gate of partitions on or off for the time of the test.
@@ -145,6 +162,9 @@ func internal(t *testing.T, slice resourceapi.ResourceSlice) *resource.ResourceS
 		t.Fatal(err)
 	}
 	rest.FillObjectMetaSystemFields(&converted)
+	if converted.Name == "" {
+		converted.Name = resourceslice.Strategy.GenerateName(converted.GenerateName)
+	}
 	return &converted
 }
 
@@ -188,7 +208,7 @@ func expectStored(t *testing.T, rendered []resourceapi.ResourceSlice, want func(
 			continue
 		}
 		if want := want(slice); !equality.Semantic.DeepEqual(want.Spec, stored.Spec) {
-			t.Errorf("slice %d is stored otherwise (-want, +stored):\n%s", i, cmp.Diff(want.Spec, stored.Spec))
+			t.Errorf("slice %d is stored otherwise (-want, +stored):\n%s", i, gocmp.Diff(want.Spec, stored.Spec))
 		}
 	}
 }
@@ -214,11 +234,19 @@ func TestStored(t *testing.T) {
 	}
 }
 
+func TestUnsourced(t *testing.T) {
+	for _, model := range unsourced {
+		if _, err := (node{model, "", 1}).render(t.Context(), version); err == nil || !strings.Contains(err.Error(), "nobody sourced") {
+			t.Errorf("model %s: %v, want an error that says what nobody sourced", model, err)
+		}
+	}
+}
+
 // TestUpdateKeepsCounters is why the driver's dry run is a creation: an update of a slice that has counters keeps them
 // although the gate is off.
 func TestUpdateKeepsCounters(t *testing.T) {
 	withPartitions(t, false)
-	for i, slice := range (node{"h100-sxm5-80gb", "dynamic", 1}).mustRender(t, version) {
+	for i, slice := range (node{"h100-sxm5-80gb", "", 1}).mustRender(t, version) {
 		old := internal(t, slice)
 		old.ResourceVersion = "1"
 		updated := old.DeepCopy()
@@ -227,7 +255,7 @@ func TestUpdateKeepsCounters(t *testing.T) {
 			t.Fatalf("slice %d: %v", i, err)
 		}
 		if stored := external(t, updated); !equality.Semantic.DeepEqual(slice.Spec, stored.Spec) {
-			t.Errorf("slice %d is stored otherwise (-sent, +stored):\n%s", i, cmp.Diff(slice.Spec, stored.Spec))
+			t.Errorf("slice %d is stored otherwise (-sent, +stored):\n%s", i, gocmp.Diff(slice.Spec, stored.Spec))
 		}
 	}
 }
@@ -264,7 +292,7 @@ func TestRefused(t *testing.T) {
 		t.Fatalf("this test does not know the rules of Kubernetes %s", version)
 	}
 	withPartitions(t, true)
-	h100 := node{"h100-sxm5-80gb", "dynamic", 1}
+	h100 := node{"h100-sxm5-80gb", "", 1}
 	// crowd has copies of one device.
 	crowd := func(count int) []resourceapi.ResourceSlice {
 		rendered := h100.mustRender(t, version)
