@@ -78,15 +78,23 @@ fmt: ## Format all Go code
 vet: ## go vet over all modules
 	go vet ./...
 	cd e2e && go vet ./...
+	cd driver/slices/apirules && go vet ./...
 
 .PHONY: lint
 lint: ## golangci-lint over all modules, with .golangci.yml
 	$(TOOL) golangci-lint run ./...
 	cd e2e && $(TOOL) golangci-lint run --config ../.golangci.yml ./...
+	cd driver/slices/apirules && $(TOOL) golangci-lint run --config ../../../.golangci.yml ./...
 
 .PHONY: unit
 unit: ## Unit tests with the race detector
 	CGO_ENABLED=1 go test -race ./...
+
+.PHONY: apirules
+apirules: ## Have the API server code of Kubernetes 1.34 to 1.37 judge what nodes publish (minutes once, then seconds)
+	go build -o $(BIN)/simgpuctl ./cmd/simgpuctl
+	cd driver/slices/apirules && for requirements in go.mod kubernetes-*.mod; do \
+	  go test -modfile=$$requirements -count=1 . -args -simgpuctl $(CURDIR)/$(BIN)/simgpuctl || exit; done
 
 .PHONY: e2e
 e2e: ## Cluster tests on real local clusters, one after the other (RUN=regexp picks some, RETAIN=1 leaves the clusters up)
