@@ -9,14 +9,6 @@ import (
 	"github.com/simgpu/simgpu/e2e/harness"
 )
 
-// scrape reads a page of metrics of the driver's pod, through the API server.
-func scrape(ctx context.Context, t *testing.T, port int) (string, error) {
-	t.Helper()
-	path := fmt.Sprintf("/api/v1/namespaces/simgpu/pods/%s:%d/proxy/metrics", suite.DriverPod(t).Name, port)
-	page, err := suite.Client.CoreV1().RESTClient().Get().AbsPath(path).DoRaw(ctx)
-	return string(page), err
-}
-
 // TestMetricsNameThePod has a pod hold memory of a partition: the metrics of the GPU say how much, and which pod it is.
 // The driver, root without capabilities, learns that from the kubelet.
 func TestMetricsNameThePod(t *testing.T) {
@@ -27,7 +19,7 @@ func TestMetricsNameThePod(t *testing.T) {
 	suite.Running(t, suite.CreatePod(t, ns, server))
 
 	suite.Eventually(t, "the memory to show", func(ctx context.Context) error {
-		page, err := scrape(ctx, t, 9400)
+		page, err := suite.Scrape(ctx, t, 9400)
 		if err != nil {
 			return err
 		}
@@ -51,7 +43,7 @@ func TestMetricsNameThePod(t *testing.T) {
 		return fmt.Errorf("nothing has 15023 MiB in use:\n%s", page)
 	})
 
-	page, err := scrape(t.Context(), t, 8080)
+	page, err := suite.Scrape(t.Context(), t, 8080)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,6 +27,14 @@ func (s *Suite) OnNode(t *testing.T, program ...string) string {
 	return s.Kubectl(t, append([]string{"-n", DriverNamespace, "exec", "daemonset/" + DaemonSet, "--"}, program...)...)
 }
 
+// Scrape reads a page of metrics of the driver's pod, through the API server.
+func (s *Suite) Scrape(ctx context.Context, t *testing.T, port int) (string, error) {
+	t.Helper()
+	path := fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:%d/proxy/metrics", DriverNamespace, s.DriverPod(t).Name, port)
+	page, err := s.Client.CoreV1().RESTClient().Get().AbsPath(path).DoRaw(ctx)
+	return string(page), err
+}
+
 // RestartDriver deletes the driver's pod and waits until the next one is ready.
 func (s *Suite) RestartDriver(t *testing.T) {
 	t.Helper()

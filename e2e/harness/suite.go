@@ -99,14 +99,15 @@ func (s *Suite) load(ctx context.Context, dirs cluster.Dirs, name, as string) er
 	return err
 }
 
-// InstallChart installs or upgrades the chart of this tree with those values over its defaults, and waits until the driver is ready.
+// InstallChart installs or upgrades the chart of this tree with those values over its defaults, whatever tests have written
+// into its objects, and waits until the driver is ready.
 func (s *Suite) InstallChart(ctx context.Context, values map[string]any) error {
 	content, err := json.Marshal(values)
 	if err != nil {
 		return err
 	}
 	_, err = s.run(ctx, bytes.NewReader(content), "helm", "upgrade", "--install", "simgpu", s.Path("deployments/helm/simgpu"),
-		"--namespace", DriverNamespace, "--create-namespace", "--values", "-", "--wait", "--timeout", "3m")
+		"--namespace", DriverNamespace, "--create-namespace", "--values", "-", "--force-conflicts", "--wait", "--timeout", "3m")
 	return err
 }
 
