@@ -26,8 +26,10 @@
 // order, and unprepare goes back the same way. Whatever moment a crash hits, the next start finds
 // either a completed claim, whose spec and sockets it renews, or an intent, which it undoes. A claim
 // whose checkpoint cannot be read is rebuilt from the API; until then its devices are not given out.
-// At the start and every few minutes claims that are gone from the API are released, and specs, sockets
-// and metadata of no claim are removed.
+// So is one whose checkpoint is lost, which its CDI spec tells; a spec of which nothing on the node tells
+// the claim's name is removed. At the start and every few minutes claims that are gone from the API are
+// released, specs, sockets and metadata of no claim are removed, and what somebody has removed of a
+// prepared claim is renewed. A prepare succeeds only with all of it in place, device metadata included.
 //
 // A device, or a partition that overlaps with it, is given to one claim at a time, unless the access
 // is administrative, or the inventory lets claims share the device: then its shares together take no more
