@@ -222,7 +222,10 @@ func sameJSON(a, b []byte) bool {
 }
 
 func applied(entry resourceapi.AllocatedDeviceStatus) *applyresource.AllocatedDeviceStatusApplyConfiguration {
-	config := applyresource.AllocatedDeviceStatus().WithDriver(entry.Driver).WithPool(entry.Pool).WithDevice(entry.Device).WithData(*entry.Data)
+	config := applyresource.AllocatedDeviceStatus().WithDriver(entry.Driver).WithPool(entry.Pool).WithDevice(entry.Device)
+	if entry.Data != nil {
+		config.WithData(*entry.Data)
+	}
 	if entry.ShareID != nil {
 		config.WithShareID(*entry.ShareID)
 	}

@@ -71,6 +71,13 @@
 // at a waypoint, once per fault. How often a fault has struck is on disk before it strikes. A list of faults that
 // has a fault of its own changes nothing.
 //
+// # Binding conditions
+//
+// With an attach delay all devices are published with binding conditions (Kubernetes 1.36 and later): the
+// scheduler binds a pod once the status of its claim has the condition simgpu.dev/attached for each device,
+// which the driver writes so long after the allocation, and allocates anew at simgpu.dev/attach-failed, which
+// it writes for claims with the annotation simgpu.dev/fail-attach.
+//
 // # Publishing
 //
 // The layout follows the version of the API server. In a dry run the driver asks the API server which
@@ -130,7 +137,7 @@
 //
 // # Permissions
 //
-//	resource.k8s.io resourceclaims  get
+//	resource.k8s.io resourceclaims  get; with an attach delay list, watch
 //	resource.k8s.io resourceclaims/status  patch
 //	resource.k8s.io resourceclaims/driver  associated-node:patch, for the driver's name (Kubernetes 1.36 and later)
 //	resource.k8s.io resourceslices  get, list, watch, create, update, patch, delete

@@ -48,6 +48,9 @@ type Options struct {
 	APIRequests *APIRequests
 	// DeviceStatus has the driver tell in the status of claims which devices it has prepared.
 	DeviceStatus bool
+	// AttachDelay is how long after its allocation a device is attached to the node, which the scheduler waits
+	// for before it binds the pod; 0: all devices are there.
+	AttachDelay time.Duration
 	// ForceBesideRealGPU starts the driver on a node where a driver of real GPUs is installed.
 	ForceBesideRealGPU bool
 	// DeviceOrder is the order in which devices are published; "" is that of the vendor.
@@ -112,6 +115,9 @@ func (o *Options) complete() error {
 		if err := checkpoint.CheckUID(types.UID(o.PodUID)); err != nil {
 			errs = append(errs, fmt.Errorf("the pod's UID: %w", err))
 		}
+	}
+	if o.AttachDelay < 0 {
+		errs = append(errs, fmt.Errorf("the time to attach devices must not be negative, and is %v", o.AttachDelay))
 	}
 	if o.Resync <= 0 {
 		errs = append(errs, fmt.Errorf("the resync period must be positive, not %v", o.Resync))

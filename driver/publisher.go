@@ -39,6 +39,8 @@ var errChangedMeanwhile = errors.New("there is something newer to publish")
 type publisher struct {
 	nodeName, driverName string
 	client               kubernetes.Interface
+	// attaching gives all devices binding conditions.
+	attaching bool
 	// publish hands slices over to whoever writes them: a sliceWriter.
 	publish func(context.Context, resourceslice.DriverResources) error
 	fleet   func() fleet
@@ -207,6 +209,9 @@ func (p *publisher) sync(ctx context.Context, thorough bool) error {
 	resources, err := resourcesOf(p.nodeName, p.driverName, f, layout, api, arrange)
 	if err != nil {
 		return err
+	}
+	if p.attaching {
+		requireAttaching(resources)
 	}
 	if err := p.hand(ctx, &resources, f, api); err != nil {
 		return err

@@ -77,6 +77,11 @@ func (d *Driver) work(until context.Context, gone <-chan time.Time) error {
 	if d.opts.DeviceStatus {
 		status = newDeviceStatus(claims, d.opts.KubeClient, d.metrics)
 	}
+	var attacher *attacher
+	if d.opts.AttachDelay > 0 {
+		attacher = newAttacher(d.opts.KubeClient, d.opts.DriverName, d.opts.NodeName, d.opts.AttachDelay)
+		publisher.attaching = true
+	}
 	reconciler := &reconciler{claims: claims, metadata: metadata, client: d.opts.KubeClient, reporter: d.reporter, metrics: d.metrics, status: status}
 	plugin := &plugin{claims: claims, reconciler: reconciler, publisher: publisher, reporter: d.reporter, metrics: d.metrics, status: status}
 	plugin.faults = nodeFaults
@@ -109,6 +114,7 @@ func (d *Driver) work(until context.Context, gone <-chan time.Time) error {
 	})
 	background.Go(func() { publisher.run(running) })
 	background.Go(func() { status.run(running) })
+	background.Go(func() { attacher.run(running) })
 	background.Go(func() { reconciler.loop(running, d.opts.Resync, reconcileRetry) })
 	d.front.open(plugin)
 

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -64,11 +65,16 @@ func TestFeatures(t *testing.T) {
 		{"device-metadata", deviceMetadata},
 		{"claim-parameters", claimParameters},
 		{"health", brokenDevices},
+		{"binding-conditions", bindingConditions},
 	} {
 		t.Run(feature.name, func(t *testing.T) {
 			ns := suite.Namespace(t)
-			if feature.name == "admin-access" {
+			switch feature.name {
+			case "admin-access":
 				suite.Kubectl(t, "label", "namespace", ns, "resource.kubernetes.io/admin-access=true")
+			case "binding-conditions":
+				values["attachDelay"] = "2s"
+				install(t.Context(), values)
 			}
 			applyFeature(t, ns, feature.name+"/manifests.yaml")
 			feature.test(t, ns)
@@ -297,4 +303,35 @@ func claimParameters(t *testing.T, ns string) {
 			t.Errorf("no %s in\n%s", want, env)
 		}
 	}
+}
+
+func bindingConditions(t *testing.T, ns string) {
+	runningPod(t, ns, "attached")
+	claim := claimNamed(t, ns, "attached")
+	if result := claim.Status.Allocation.Devices.Results[0]; !slices.Equal(result.BindingConditions, []string{"simgpu.dev/attached"}) {
+		t.Fatalf("the scheduler does not wait: %+v", result)
+	}
+	attached := meta.FindStatusCondition(claim.Status.Devices[0].Conditions, "simgpu.dev/attached")
+	if attached == nil || attached.LastTransitionTime.Sub(claim.Status.Allocation.AllocationTimestamp.Time) < time.Second {
+		t.Errorf("attached %+v, allocated at %s", attached, claim.Status.Allocation.AllocationTimestamp)
+	}
+
+	pods := suite.Client.CoreV1().Pods(ns)
+	suite.Eventually(t, "the scheduler to give up on what cannot be attached", func(ctx context.Context) error {
+		events, err := suite.Client.CoreV1().Events(ns).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=failing,reason=FailedScheduling"})
+		if err != nil {
+			return err
+		}
+		for _, e := range events.Items {
+			if strings.Contains(e.Message, "binding") {
+				return nil
+			}
+		}
+		return fmt.Errorf("events %+v", events.Items)
+	})
+	if pod, err := pods.Get(t.Context(), "failing", metav1.GetOptions{}); err != nil || pod.Spec.NodeName != "" {
+		t.Fatalf("the pod is bound to %q, %v", pod.Spec.NodeName, err)
+	}
+	suite.Kubectl(t, "-n", ns, "annotate", "resourceclaim", "failing", "simgpu.dev/fail-attach-")
+	runningPod(t, ns, "failing")
 }

@@ -75,6 +75,7 @@ func (c *config) addFlags(flags *pflag.FlagSet, getenv func(string) string) {
 	flags.DurationVar(&o.DeviceOrderInterval, "device-order-interval", o.DeviceOrderInterval, "least time between two changes of the adaptive order, each of which rewrites one ResourceSlice")
 	flags.StringVar(&c.kubeconfig, "kubeconfig", "", "kubeconfig file (default: the service account of the pod)")
 	flags.BoolVar(&o.DeviceStatus, "device-status", o.DeviceStatus, "tell in status.devices of claims which devices are prepared")
+	flags.DurationVar(&o.AttachDelay, "attach-delay", o.AttachDelay, "publish devices with binding conditions, and say in the status of claims so long after their allocation that the devices are attached; 0: none")
 	flags.BoolVar(&o.ForceBesideRealGPU, "force-beside-real-gpu", false, "start even where a driver of real GPUs is installed")
 	logsapi.AddFlags(c.logging, flags)
 }

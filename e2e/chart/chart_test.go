@@ -532,6 +532,9 @@ var optionCases = map[string]struct {
 	"deviceStatus.enabled": {"deviceStatus: {enabled: false}", func(t *testing.T, r objects) any {
 		return slices.Contains(container(t, r).Args, "--device-status=false")
 	}, true},
+	"attachDelay": {"attachDelay: 5s", func(t *testing.T, r objects) any {
+		return slices.Contains(container(t, r).Args, "--attach-delay=5s")
+	}, true},
 	"serviceAccount.create": {"serviceAccount: {create: false, name: x}", func(t *testing.T, r objects) any {
 		return r["ServiceAccount/x"] == nil
 	}, true},

@@ -33,6 +33,7 @@ func TestDeviceStatusPermissions(t *testing.T) {
 		"device of another driver":          {"", theirs, "a", true, `resource "resourceclaims/driver"`},
 		"another driver name":               {"driverName: gpu.simgpu.example", "gpu.simgpu.example", "a", true, ""},
 		"not the default with another name": {"driverName: gpu.simgpu.example", ours, "a", true, `resource "resourceclaims/driver"`},
+		"switched off, devices attached":    {"{deviceStatus: {enabled: false}, attachDelay: 1s}", ours, "a", true, ""},
 		"switched off":                      {"deviceStatus: {enabled: false}", ours, "a", false, `resource "resourceclaims/driver"`},
 	} {
 		t.Run(name, func(t *testing.T) {
