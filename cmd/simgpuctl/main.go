@@ -41,7 +41,7 @@ func newCommand(calledAs string, stdout, stderr io.Writer) *cobra.Command {
 	}
 	cmd.SetOut(stdout)
 	cmd.SetErr(stderr)
-	cmd.AddCommand(newRenderCommand())
+	cmd.AddCommand(newModelsCommand(), newModelCommand(), newRenderCommand())
 	cmd.AddCommand(newFaultCommand(connectLikeKubectl))
 	return cmd
 }

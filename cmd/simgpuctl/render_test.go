@@ -142,6 +142,14 @@ rules:
 	}
 }
 
+func TestRenderStatic(t *testing.T) {
+	stdout, _, err := run(t, "render", "--model", "h100-sxm5-80gb", "--mig", "static", "--partitions", "3g.40gb@4,1g.10gb,1g.10gb", "--kubernetes", "1.34")
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "render/h100-sxm5-80gb.static.yaml", stdout)
+}
+
 func TestRenderOrder(t *testing.T) {
 	first := func(order string) string {
 		return rendered(t, "--model", "h100-sxm5-80gb", "--device-order", order)[1].Spec.Devices[0].Name
@@ -168,6 +176,8 @@ func TestRenderRefuses(t *testing.T) {
 		"driver version":    {[]string{"--model", "a100-80gb", "--driver-version", "580.95.05"}, "GPUs: driverVersion: no figures of model a100-80gb are sourced for driver version 580.95.05; sourced: through 570 (default 570.169)"},
 		"no partitions":     {[]string{"--model", "l4-24gb", "--mig", "dynamic"}, "GPUs: migMode: model l4-24gb cannot be partitioned; use disabled"},
 		"figures of a GPU":  {[]string{"--model", "gh200-144gb"}, "GPUs: model: model gh200-144gb cannot be simulated, nobody sourced its product name and its memory"},
+		"layout":            {[]string{"--model", "a30-24gb", "--mig", "static", "--partitions", "4g.24gb,1g.6gb"}, "GPUs: partitions[1]: 1g.6gb does not fit beside 4g.24gb at 0: at 0, 1, 2, 3 memory slices 0-3 are taken by 4g.24gb at 0. Nothing more fits"},
+		"start":             {[]string{"--model", "a30-24gb", "--mig", "static", "--partitions", "4g.24gb@x"}, `--partitions "4g.24gb@x" is not a profile, or a profile and its first memory slice as in 3g.40gb@4`},
 		"figures of shares": {[]string{"--model", "gb200-186gb", "--mig", "dynamic"}, "GPUs: migMode: model gb200-186gb cannot be partitioned with driver version 580.95.05, nobody sourced: all figures of 3g.93gb, 4g.93gb, 7g.186gb; use disabled"},
 	} {
 		t.Run(name, func(t *testing.T) {
