@@ -107,7 +107,7 @@ func (s *Suite) InstallChart(ctx context.Context, values map[string]any) error {
 		return err
 	}
 	_, err = s.run(ctx, bytes.NewReader(content), "helm", "upgrade", "--install", "simgpu", s.Path("deployments/helm/simgpu"),
-		"--namespace", DriverNamespace, "--create-namespace", "--values", "-", "--force-conflicts", "--wait", "--timeout", "3m")
+		"--namespace", DriverNamespace, "--create-namespace", "--values", "-", "--reset-values", "--force-conflicts", "--wait", "--timeout", "3m")
 	return err
 }
 
