@@ -33,6 +33,19 @@ func (f fleet) taintBroken(resources resourceslice.DriverResources, layout devic
 	}
 }
 
+// keepAway says that nobody new should get some device. Nil is no fault.
+func (c *conditions) keepAway() bool {
+	if c == nil {
+		return false
+	}
+	for _, condition := range c.devices {
+		if condition.keepsAway() {
+			return true
+		}
+	}
+	return false
+}
+
 // keepsAway says that nobody new should get the device.
 func (c condition) keepsAway() bool {
 	return slices.ContainsFunc(c.taints, func(t resourceapi.DeviceTaint) bool {

@@ -63,7 +63,7 @@ var apiFeatures = []apiFeature{
 		lacking: func(l *apiLimits) *bool { return &l.noTaints },
 		kept:    func(d resourceapi.Device) bool { return len(d.Taints) > 0 },
 		matters: func(f fleet) bool {
-			return f.broken != nil && len(f.broken.devices) > 0 || slices.ContainsFunc(f.stock.gpus, func(g stockGPU) bool { return g.retiring })
+			return f.broken.keepAway() || slices.ContainsFunc(f.stock.gpus, func(g stockGPU) bool { return g.retiring })
 		},
 		missingReason: reasonTaintsDropped,
 		missing:       "The API server drops device taints: devices that would get one are not published, and pods that use them stay",

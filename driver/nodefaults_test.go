@@ -530,3 +530,33 @@ func TestHealthIsReportedAtOnceAndOnChange(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestSilentHealthStreamEndsNothing(t *testing.T) {
+	var fatal error
+	f := &front{fatal: func(err error) { fatal = err }}
+	f.HandleError(t.Context(), fmt.Errorf("nothing was sent: %w", kubeletplugin.ErrRecoverable), "health")
+	if fatal != nil {
+		t.Errorf("the driver ends over %v", fatal)
+	}
+	f.HandleError(t.Context(), errors.New("socket"), "serve")
+	if fatal == nil {
+		t.Error("a driver that cannot be reached goes on")
+	}
+}
+
+func TestFaultsAreToldOfWhereTaintsAreDropped(t *testing.T) {
+	s := newTestNode(t).start().stock
+	api := newFakeAPI()
+	api.setDrops(func(slice *resourceapi.ResourceSlice) {
+		for i := range slice.Spec.Devices {
+			slice.Spec.Devices[i].Taints = nil
+		}
+	})
+	p := startPublishing(t, api, fleet{stock: s, broken: conditionsOf(s, nil, driverName)})
+	p.expect(t, allOf(s))
+	p.set(fleet{stock: s, broken: conditionsOf(s, []faults.Fault{{Type: faults.XID, Device: left0, XID: 79}}, driverName)})
+	p.expect(t, slices.DeleteFunc(allOf(s), func(name string) bool { return name == left0 }))
+	p.events.expect(t, reasonTaintsDropped)
+	p.set(fleet{stock: s, broken: conditionsOf(s, nil, driverName)})
+	p.expect(t, allOf(s))
+}
