@@ -122,9 +122,13 @@ func (p *publisher) askFeatures(ctx context.Context, layout deviceslices.Layout)
 
 // fieldsDropped is told that a slice was stored without some of its fields.
 func (p *publisher) fieldsDropped(ctx context.Context, dropped *resourceslice.DroppedFieldsError) {
+	gates := slices.DeleteFunc(dropped.DisabledFeatures(), func(gate string) bool { return slices.Contains(alphaGates, gate) })
+	if len(gates) == 0 {
+		klog.FromContext(ctx).V(2).Info("The API server does not have the alpha features that were to be used", "features", dropped.DisabledFeatures())
+		return
+	}
 	p.metrics.publishErrors.Inc()
 	klog.FromContext(ctx).Error(dropped, "The API server dropped fields of a ResourceSlice")
-	gates := dropped.DisabledFeatures()
 	p.metrics.fieldsDropped(gates)
 	told := true
 	for _, gate := range gates {

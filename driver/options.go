@@ -51,6 +51,13 @@ type Options struct {
 	// AttachDelay is how long after its allocation a device is attached to the node, which the scheduler waits
 	// for before it binds the pod; 0: all devices are there.
 	AttachDelay time.Duration
+	// PartitionTypes has slices name the attribute by which Kubernetes counts partitions, an alpha feature of
+	// 1.37 (DRAPartitionableDevicesType).
+	PartitionTypes bool
+	// SkipNodeOperations are the calls for the node's devices that the kubelet is not to make, an alpha feature
+	// of 1.37 (DRAOptionalNodeOperations): NodePrepareResources, NodeUnprepareResources or *. Containers of
+	// claims that are not prepared see no device.
+	SkipNodeOperations []string
 	// ForceBesideRealGPU starts the driver on a node where a driver of real GPUs is installed.
 	ForceBesideRealGPU bool
 	// DeviceOrder is the order in which devices are published; "" is that of the vendor.
@@ -115,6 +122,9 @@ func (o *Options) complete() error {
 		if err := checkpoint.CheckUID(types.UID(o.PodUID)); err != nil {
 			errs = append(errs, fmt.Errorf("the pod's UID: %w", err))
 		}
+	}
+	if _, err := checkSkip(o.SkipNodeOperations); err != nil {
+		errs = append(errs, err)
 	}
 	if o.AttachDelay < 0 {
 		errs = append(errs, fmt.Errorf("the time to attach devices must not be negative, and is %v", o.AttachDelay))

@@ -41,6 +41,7 @@ type publisher struct {
 	client               kubernetes.Interface
 	// attaching gives all devices binding conditions.
 	attaching bool
+	alphas    alphas
 	// publish hands slices over to whoever writes them: a sliceWriter.
 	publish func(context.Context, resourceslice.DriverResources) error
 	fleet   func() fleet
@@ -213,6 +214,7 @@ func (p *publisher) sync(ctx context.Context, thorough bool) error {
 	if p.attaching {
 		requireAttaching(resources)
 	}
+	p.alphas.declare(resources)
 	if err := p.hand(ctx, &resources, f, api); err != nil {
 		return err
 	}

@@ -78,6 +78,10 @@ func (d *Driver) work(until context.Context, gone <-chan time.Time) error {
 		status = newDeviceStatus(claims, d.opts.KubeClient, d.metrics)
 	}
 	var attacher *attacher
+	publisher.alphas.partitionTypes = d.opts.PartitionTypes
+	if publisher.alphas.skip, err = checkSkip(d.opts.SkipNodeOperations); err != nil {
+		return err
+	}
 	if d.opts.AttachDelay > 0 {
 		attacher = newAttacher(d.opts.KubeClient, d.opts.DriverName, d.opts.NodeName, d.opts.AttachDelay)
 		publisher.attaching = true

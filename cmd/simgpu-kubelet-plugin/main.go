@@ -76,6 +76,8 @@ func (c *config) addFlags(flags *pflag.FlagSet, getenv func(string) string) {
 	flags.StringVar(&c.kubeconfig, "kubeconfig", "", "kubeconfig file (default: the service account of the pod)")
 	flags.BoolVar(&o.DeviceStatus, "device-status", o.DeviceStatus, "tell in status.devices of claims which devices are prepared")
 	flags.DurationVar(&o.AttachDelay, "attach-delay", o.AttachDelay, "publish devices with binding conditions, and say in the status of claims so long after their allocation that the devices are attached; 0: none")
+	flags.BoolVar(&o.PartitionTypes, "partition-types", o.PartitionTypes, "alpha, Kubernetes 1.37 with DRAPartitionableDevicesType: publish the attribute by which partitions are counted")
+	flags.StringSliceVar(&o.SkipNodeOperations, "skip-node-operations", o.SkipNodeOperations, "alpha, Kubernetes 1.37 with DRAOptionalNodeOperations: calls that the kubelet is not to make: NodePrepareResources, NodeUnprepareResources, *")
 	flags.BoolVar(&o.ForceBesideRealGPU, "force-beside-real-gpu", false, "start even where a driver of real GPUs is installed")
 	logsapi.AddFlags(c.logging, flags)
 }

@@ -15,6 +15,11 @@
 // requests is skipped for the devices of the other type, so that a claim with both types can carry
 // one entry for each.
 //
+// Of the vendor's kinds only those for GPUs and their partitions are known. Kinds for pass-through devices, and
+// those of the vendor's driver for compute domains, are for devices that are not simulated: an error says
+// which kinds there are. Defaults are the vendor's: an entry without sharing shares nothing, time slices have
+// the interval Default, MPS has no limits.
+//
 // A FaultConfig (package faults), which breaks the preparation of the claim, stands beside these kinds: it
 // follows the same precedence among its own kind, suits every type of device and replaces nothing else.
 package claimconfig

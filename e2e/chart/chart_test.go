@@ -532,6 +532,12 @@ var optionCases = map[string]struct {
 	"deviceStatus.enabled": {"deviceStatus: {enabled: false}", func(t *testing.T, r objects) any {
 		return slices.Contains(container(t, r).Args, "--device-status=false")
 	}, true},
+	"alpha.partitionTypes": {"alpha: {partitionTypes: true}", func(t *testing.T, r objects) any {
+		return slices.Contains(container(t, r).Args, "--partition-types")
+	}, true},
+	"alpha.skipNodeOperations": {`alpha: {skipNodeOperations: ["*"]}`, func(t *testing.T, r objects) any {
+		return slices.Contains(container(t, r).Args, "--skip-node-operations=*")
+	}, true},
 	"attachDelay": {"attachDelay: 5s", func(t *testing.T, r objects) any {
 		return slices.Contains(container(t, r).Args, "--attach-delay=5s")
 	}, true},
