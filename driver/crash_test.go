@@ -10,7 +10,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -206,14 +206,11 @@ func runVictim(t *testing.T) {
 	n := wholeNodeIn(t, parts[0], a, b)
 	n.opts.Waypoints = killAt(parts[2])
 	killAtCall, _ := strconv.Atoi(parts[2])
-	calls := 0
+	var calls atomic.Int64
 	count := func(call fileSyscall) unix.Errno {
 		// Between two changes the moment makes no difference.
-		if call.changes {
-			calls++
-			if calls == killAtCall {
-				dieNow()
-			}
+		if call.changes && calls.Add(1) == int64(killAtCall) {
+			dieNow()
 		}
 		return 0
 	}
@@ -242,7 +239,7 @@ func runVictim(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	t.Logf("made %d file system calls", calls)
+	t.Logf("made %d file system calls", calls.Load())
 }
 
 type killAt Waypoint
@@ -279,15 +276,12 @@ func failAt(t *testing.T, d disturbance, failure unix.Errno, number int) (came b
 	a, b := d.objects()
 	n := newWholeNode(t, a.DeepCopy(), b.DeepCopy())
 	answerB := d.arrange(t, n)
-	var mu sync.Mutex
-	failed := ""
+	var failed atomic.Pointer[string]
 	decide := func(call fileSyscall) unix.Errno {
-		mu.Lock()
-		defer mu.Unlock()
 		if call.number != number {
 			return 0
 		}
-		failed = call.name
+		failed.Store(&call.name)
 		return failure
 	}
 	var m *machinery
@@ -329,14 +323,15 @@ func failAt(t *testing.T, d disturbance, failure unix.Errno, number int) (came b
 				err = m.unprepareAll(t.Context(), d.unprepare)
 			}
 			if err != nil {
-				t.Errorf("call %d (%s): fails for good: %v", number, failed, err)
+				t.Errorf("fails for good: %v", err)
 			}
 		}
 	}
 	d.expectInOrder(t, m, answerB)
 	m.stop()
-	if t.Failed() {
-		t.Fatalf("when system call %d (%s) failed with %v", number, failed, failure)
+	name := failed.Load()
+	if t.Failed() && name != nil {
+		t.Fatalf("when system call %d (%s) failed with %v", number, *name, failure)
 	}
-	return failed != ""
+	return name != nil
 }

@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"sync"
+	"sync/atomic"
 	"testing"
 	"unsafe"
 
@@ -197,14 +197,11 @@ func isTestLog(fd int) bool {
 func TestFileSyscallsFailOneByOne(t *testing.T) {
 	file := t.TempDir() + "/file"
 	for number := 1; ; number++ {
-		var mu sync.Mutex
-		failed := ""
+		var failing atomic.Pointer[string]
 		var err error
 		watchErr := atFileSyscall(func(call fileSyscall) unix.Errno {
-			mu.Lock()
-			defer mu.Unlock()
 			if call.number == number {
-				failed = call.name
+				failing.Store(&call.name)
 				return unix.EIO
 			}
 			return 0
@@ -212,14 +209,15 @@ func TestFileSyscallsFailOneByOne(t *testing.T) {
 		if watchErr != nil {
 			t.Fatal(watchErr)
 		}
-		if failed == "" {
+		failed := failing.Load()
+		if failed == nil {
 			if number != 4 || err != nil { // openat, write, close
 				t.Errorf("%d system calls, %v", number-1, err)
 			}
 			return
 		}
 		if !errors.Is(err, unix.EIO) {
-			t.Errorf("with %s failed: %v", failed, err)
+			t.Errorf("with %s failed: %v", *failed, err)
 		}
 	}
 }
