@@ -3,6 +3,7 @@ package driver
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -16,11 +17,12 @@ import (
 func static(count int, layout string) inventory.GPUGroup {
 	group := inventory.GPUGroup{Model: "h100-sxm5-80gb", Count: count, MIGMode: inventory.MIGStatic}
 	for field := range strings.FieldsSeq(layout) {
-		var p inventory.Partition
-		profile, start, _ := strings.Cut(field, "@")
-		p.Profile = profile
-		fmt.Sscan(start, &p.Start)
-		group.Partitions = append(group.Partitions, p)
+		profile, at, _ := strings.Cut(field, "@")
+		start, err := strconv.Atoi(at)
+		if err != nil {
+			panic(err)
+		}
+		group.Partitions = append(group.Partitions, inventory.Partition{Profile: profile, Start: start})
 	}
 	return group
 }

@@ -2,7 +2,7 @@ package profiles
 
 import (
 	"errors"
-	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -10,14 +10,18 @@ import (
 )
 
 // wanted reads "3g.40gb@4 1g.10gb".
-func wanted(text string) []Wanted {
+func wanted(t *testing.T, text string) []Wanted {
+	t.Helper()
 	var all []Wanted
 	for field := range strings.FieldsSeq(text) {
 		profile, at, placed := strings.Cut(field, "@")
 		want := Wanted{Profile: profile}
 		if placed {
-			want.Start = new(int)
-			fmt.Sscan(at, want.Start)
+			start, err := strconv.Atoi(at)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want.Start = &start
 		}
 		all = append(all, want)
 	}
@@ -40,7 +44,7 @@ func TestLayout(t *testing.T) {
 		"what is known is enough":             {"gb200-186gb", "2g.47gb 2g.47gb 2g.47gb 1g.23gb", "2g.47gb at 0, 2g.47gb at 2, 2g.47gb at 4, 1g.23gb at 6"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			partitions, err := table(t, builtIn(t), test.model, "").Layout(wanted(test.wanted))
+			partitions, err := table(t, builtIn(t), test.model, "").Layout(wanted(t, test.wanted))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -95,7 +99,7 @@ func TestImpossibleLayout(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			partitions, err := table(t, builtIn(t), test.model, "").Layout(wanted(test.wanted))
+			partitions, err := table(t, builtIn(t), test.model, "").Layout(wanted(t, test.wanted))
 			var layoutErr *LayoutError
 			if !errors.As(err, &layoutErr) || partitions != nil {
 				t.Fatalf("got %v, %v", partitions, err)
@@ -105,7 +109,7 @@ func TestImpossibleLayout(t *testing.T) {
 			}
 		})
 	}
-	if _, err := table(t, builtIn(t), "l4-24gb", "").Layout(wanted("1g.6gb")); err == nil || err.Error() != "model l4-24gb cannot be partitioned" {
+	if _, err := table(t, builtIn(t), "l4-24gb", "").Layout(wanted(t, "1g.6gb")); err == nil || err.Error() != "model l4-24gb cannot be partitioned" {
 		t.Errorf("got error %v", err)
 	}
 }
