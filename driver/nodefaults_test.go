@@ -57,7 +57,7 @@ func (n *testNode) startFaulty() *faultyProcess {
 		n.t.Fatal(err)
 	}
 	node.crash = func() { p.crashes++ }
-	p.node, p.process.claims.waypoints = node, node
+	p.node, p.process.waypoints = node, node
 	p.plugin = &plugin{claims: p.process.claims, faults: node, reporter: p.events.reporter(), metrics: node.metrics}
 	return p
 }
@@ -319,7 +319,7 @@ func TestFailingUnprepareKeepsTheClaim(t *testing.T) {
 	}
 }
 
-func (p *faultyProcess) preparedClaims() int { return len(p.process.claims.preparedKeys()) }
+func (p *faultyProcess) preparedClaims() int { return len(p.process.preparedKeys()) }
 
 func TestHangingPrepare(t *testing.T) {
 	hang := faults.Fault{ID: "f", Device: left0, Type: faults.HangPrepare}
