@@ -100,6 +100,12 @@ apirules: ## Have the API server code of Kubernetes 1.34 to 1.37 judge what node
 e2e: ## Cluster tests on real local clusters, one after the other (RUN=regexp picks some, RETAIN=1 leaves the clusters up)
 	cd e2e && go test -p 1 -count=1 -timeout 60m $(if $(RUN),-run '$(RUN)') -v ./...
 
+##@ Measurements
+
+.PHONY: bench
+bench: ## Measure what the orders of devices are worth (ARGS=--quick for a glance, see go run ./bench/acceptance --help)
+	@go run ./bench/acceptance $(ARGS)
+
 .PHONY: clean
 clean: ## Remove what was built in the tree (the build cache outside it stays)
 	rm -rf $(BIN)
