@@ -31,12 +31,8 @@ func TestQuickRun(t *testing.T) {
 	if !strings.Contains(progress, "mix uniform") {
 		t.Errorf("progress: %q", progress)
 	}
-	again, _ := run(t, "--quick", "--times=0")
-	if again != table {
+	if again, _ := run(t, "--quick", "--times=0"); again != table {
 		t.Error("other figures for the same seed")
-	}
-	if other, _ := run(t, "--quick", "--times=0", "--seed=7", "--small-claims=0"); strings.Contains(other, table) {
-		t.Error("another seed changes nothing")
 	}
 }
 

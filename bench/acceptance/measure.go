@@ -38,9 +38,9 @@ func (c config) quick(set func(flag string) bool) config {
 	for flag, shrink := range map[string]func(){
 		"gpus":         func() { c.GPUs = 2 },
 		"loads":        func() { c.Loads = []float64{1} },
-		"claims":       func() { c.Claims = 40 },
+		"claims":       func() { c.Claims = 20 },
 		"seeds":        func() { c.Seeds = 2 },
-		"small-claims": func() { c.SmallClaims = 12 },
+		"small-claims": func() { c.SmallClaims = 8 },
 		"times":        func() { c.Times = 3 },
 	} {
 		if !set(flag) {

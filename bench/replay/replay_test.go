@@ -44,7 +44,7 @@ func TestNothingOverlapsUnderAnyOrder(t *testing.T) {
 		t.Run(mix.Name, func(t *testing.T) {
 			t.Parallel()
 			node := newNode(t, 2)
-			stream := node.mustStream(t, mix, 4, 50, 1)
+			stream := node.mustStream(t, mix, 4, 30, 1)
 			for _, policy := range append(Policies(), hasty) {
 				first, err := node.Replay(t.Context(), policy, stream)
 				if err != nil {
