@@ -2,10 +2,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math"
+	"runtime"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/simgpu/simgpu/bench/replay"
@@ -28,7 +31,7 @@ type config struct {
 
 func defaults() config {
 	return config{
-		Model: "h100-sxm5-80gb", GPUs: 8, Loads: []float64{0.7, 1, 1.3}, Claims: 500, Seeds: 6, Seed: 1,
+		Model: "h100-sxm5-80gb", GPUs: 4, Loads: []float64{0.7, 1, 1.3}, Claims: 400, Seeds: 8, Seed: 1,
 		SmallClaims: 24, Times: 31, Timed: []int{1, 2, 4, 8, 16},
 	}
 }
@@ -74,7 +77,7 @@ type cell struct {
 	// Writes of slices per accepted claim.
 	Writes map[string]float64 `json:"writesPerClaim"`
 
-	results map[string][]replay.Result
+	results []results
 	// accepted and compute are the percentages of each stream.
 	accepted, compute map[string][]float64
 }
@@ -133,16 +136,21 @@ func measure(ctx context.Context, c config, progress io.Writer) (*report, error)
 	for _, mix := range mixes {
 		for _, load := range c.Loads {
 			say("%d GPUs, mix %s, load %g", c.GPUs, mix.Name, load)
-			cell := cell{Mix: mix.Name, Load: load, results: map[string][]replay.Result{}}
-			for seed := range c.Seeds {
+			results, err := inParallel(ctx, c.Seeds, func(seed int) (results, error) {
+				node, err := replay.NewNode(catalogue, c.Model, c.GPUs)
+				if err != nil {
+					return nil, err
+				}
 				stream, err := node.Stream(mix, load, c.Claims, c.Seed+uint64(seed))
 				if err != nil {
 					return nil, err
 				}
-				if err := r.replay(ctx, node, policies, stream, cell); err != nil {
-					return nil, err
-				}
+				return r.replay(ctx, node, policies, stream)
+			})
+			if err != nil {
+				return nil, err
 			}
+			cell := cell{Mix: mix.Name, Load: load, results: results}
 			r.Large = append(r.Large, cell.summed(r.Policies))
 		}
 	}
@@ -172,57 +180,80 @@ func measure(ctx context.Context, c config, progress io.Writer) (*report, error)
 	return r, nil
 }
 
-// replay adds what each policy makes of a stream.
-func (r *report) replay(ctx context.Context, node *replay.Node, policies []replay.Policy, stream []replay.Claim, cell cell) error {
+// results are what became of one stream, by policy.
+type results map[string]replay.Result
+
+// inParallel returns what became of each stream, in their order, without those of which nothing did.
+func inParallel(ctx context.Context, streams int, replay func(seed int) (results, error)) ([]results, error) {
+	all, errs := make([]results, streams), make([]error, streams)
+	var running sync.WaitGroup
+	turn := make(chan struct{}, runtime.NumCPU())
+	for seed := range streams {
+		running.Go(func() {
+			turn <- struct{}{}
+			defer func() { <-turn }()
+			if errs[seed] = ctx.Err(); errs[seed] == nil {
+				all[seed], errs[seed] = replay(seed)
+			}
+		})
+	}
+	running.Wait()
+	return slices.DeleteFunc(all, func(r results) bool { return r == nil }), errors.Join(errs...)
+}
+
+// replay returns what each policy makes of a stream.
+func (r *report) replay(ctx context.Context, node *replay.Node, policies []replay.Policy, stream []replay.Claim) (results, error) {
+	all := results{}
 	for _, p := range policies {
 		if same, ok := r.Same[p.Name]; ok {
-			results := cell.results[same]
-			cell.results[p.Name] = append(cell.results[p.Name], results[len(results)-1])
+			all[p.Name] = all[same]
 			continue
 		}
 		result, err := node.Replay(ctx, p, stream)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		cell.results[p.Name] = append(cell.results[p.Name], result)
+		all[p.Name] = result
 	}
-	return nil
+	return all, nil
 }
 
 // small compares with the optimum, on one GPU.
 func (r *report) small(ctx context.Context, catalogue *profiles.Catalogue, mixes []replay.Mix, policies []replay.Policy, say func(string, ...any)) error {
 	c := r.Config
-	node, err := replay.NewNode(catalogue, c.Model, 1)
-	if err != nil {
-		return err
-	}
 	names := append(slices.Clone(r.Policies), repacking, offline)
 	for _, mix := range mixes {
 		for _, load := range c.Loads {
 			say("optimum on one GPU, mix %s, load %g", mix.Name, load)
-			cell := cell{Mix: mix.Name, Load: load, results: map[string][]replay.Result{}}
-			for seed := range c.Seeds {
+			found, err := inParallel(ctx, c.Seeds, func(seed int) (results, error) {
+				node, err := replay.NewNode(catalogue, c.Model, 1)
+				if err != nil {
+					return nil, err
+				}
 				stream, err := node.Stream(mix, load, c.SmallClaims, c.Seed+uint64(seed))
 				if err != nil {
-					return err
+					return nil, err
 				}
 				best, err := node.Offline(ctx, stream)
-				if ctx.Err() != nil {
-					return ctx.Err()
+				if errors.Is(err, replay.ErrTooManyCases) {
+					return nil, nil
 				}
 				if err != nil {
-					say("stream %d left out: %v", seed, err)
-					r.Skipped++
-					continue
+					return nil, err
 				}
-				cell.results[offline] = append(cell.results[offline], best)
-				cell.results[repacking] = append(cell.results[repacking], node.Repacking(stream))
-				if err := r.replay(ctx, node, policies, stream, cell); err != nil {
-					return err
+				all, err := r.replay(ctx, node, policies, stream)
+				if err != nil {
+					return nil, err
 				}
+				all[offline], all[repacking] = best, node.Repacking(stream)
+				return all, nil
+			})
+			if err != nil {
+				return err
 			}
-			if len(cell.results[offline]) > 1 {
-				r.Small = append(r.Small, cell.summed(names))
+			r.Skipped += c.Seeds - len(found)
+			if len(found) > 1 {
+				r.Small = append(r.Small, cell{Mix: mix.Name, Load: load, results: found}.summed(names))
 			}
 		}
 	}
@@ -236,7 +267,8 @@ func (c cell) summed(names []string) cell {
 	c.accepted, c.compute = map[string][]float64{}, map[string][]float64{}
 	for _, name := range names {
 		writes, accepted := 0, 0
-		for _, r := range c.results[name] {
+		for _, results := range c.results {
+			r := results[name]
 			c.accepted[name] = append(c.accepted[name], r.Acceptance())
 			c.compute[name] = append(c.compute[name], r.ComputeAcceptance())
 			writes, accepted = writes+r.Writes, accepted+r.Accepted

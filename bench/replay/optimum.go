@@ -66,8 +66,8 @@ func (n *Node) fit(kinds []string) bool {
 	return place(0)
 }
 
-// errTooManyCases is returned where trying everything would take too long.
-var errTooManyCases = errors.New("too many cases to try them all")
+// ErrTooManyCases is returned where trying everything would take too long.
+var ErrTooManyCases = errors.New("too many cases to try them all")
 
 // mostCases is how many ways to have placed the claims so far Offline follows at once.
 const mostCases = 2_000_000
@@ -155,7 +155,7 @@ func (n *Node) follow(ctx context.Context, stream []Claim, worth func(Claim) int
 			}
 		}
 		if len(next) > mostCases {
-			return 0, errTooManyCases
+			return 0, ErrTooManyCases
 		}
 		ways = next
 		if most > 0 && len(ways) > most {

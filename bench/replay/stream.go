@@ -61,10 +61,7 @@ func NewNode(catalogue *profiles.Catalogue, model string, gpus int) (*Node, erro
 		return nil, err
 	}
 	n := &Node{Node: node, catalogue: catalogue, board: newBoard(node.GPUs[0]), profiles: map[string]*profiles.Profile{}, kinds: map[string][]int{}}
-	all, err := node.GPUs[0].Table.Profiles()
-	if err != nil {
-		return nil, err
-	}
+	all := slices.Clone(node.GPUs[0].Table.Profiles)
 	// Extensions such as media engines are left out: they change nothing about where a partition fits.
 	all = slices.DeleteFunc(all, func(p *profiles.Profile) bool { return strings.ContainsAny(p.Name, "+-") })
 	slices.SortStableFunc(all, func(a, b *profiles.Profile) int { return a.Size - b.Size })
