@@ -16,8 +16,8 @@ import (
 )
 
 // ordering lists the devices of the node in the order that is asked for. Where that depends on what is in
-// use, it looks again when that has changed, but not more often than at its interval, and one slice is
-// rewritten each time: so the generation of the pool stays, and no reader meets an incomplete pool. An
+// use, it looks again when that has changed. One slice is rewritten at a time, and the next one not before
+// its interval is over: so the generation of the pool stays, and no reader meets an incomplete pool. An
 // order is a preference, and whatever a scheduler still goes by is the same devices.
 type ordering struct {
 	publisher *order.Publisher
@@ -25,7 +25,7 @@ type ordering struct {
 	wake      func()
 
 	taken map[string]bool // when it last looked
-	next  time.Time       // when it may look again
+	next  time.Time       // when the order may change again
 	timer *time.Timer
 }
 
@@ -64,7 +64,10 @@ func (o *ordering) reordered(taken map[string]bool) arrangement {
 		if err != nil {
 			return resources, err
 		}
-		o.taken, o.next = taken, time.Now().Add(o.interval)
+		o.taken = taken
+		if o.publisher.Changed() {
+			o.next = time.Now().Add(o.interval)
+		}
 		if o.publisher.More() {
 			o.wakeIn(o.interval)
 		}

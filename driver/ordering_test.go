@@ -151,6 +151,10 @@ func TestOrderChangesAtIntervals(t *testing.T) {
 	if o.due(map[string]bool{}) {
 		t.Error("another order for no usage")
 	}
+	// What changes nothing takes no time.
+	if got := names(o.reordered(map[string]bool{whole0: true})); !slices.Equal(got, start) || !o.next.IsZero() {
+		t.Fatal("the first of equal GPUs being taken changes the order")
+	}
 	first := map[string]bool{fourOn1: true}
 	if !o.due(first) {
 		t.Fatal("the first change has to wait")

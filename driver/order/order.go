@@ -72,8 +72,8 @@ type Publisher struct {
 	// listed are the names of the devices as they were listed last, by group.
 	listed [][]string
 	// next is the group that may change first.
-	next int
-	more bool
+	next          int
+	changed, more bool
 }
 
 // NewPublisher returns a publisher that has published nothing yet.
@@ -93,6 +93,9 @@ func (p *Publisher) Resources(node *hardware.Node, layout deviceslices.Layout, t
 func (p *Publisher) Unchanged(node *hardware.Node, layout deviceslices.Layout, taken map[string]bool) (resourceslice.DriverResources, error) {
 	return resources(node, layout, p.groups(node, layout, taken, 0))
 }
+
+// Changed is true if the last resources are in another order than those before.
+func (p *Publisher) Changed() bool { return p.changed }
 
 // More is true if another slice is not in its best order yet.
 func (p *Publisher) More() bool { return p.more }
@@ -171,14 +174,14 @@ func (p *Publisher) adaptive(node *hardware.Node, layout deviceslices.Layout, ta
 		changes = len(all)
 	}
 
-	p.more = false
+	p.changed, p.more = false, false
 	first := p.next
 	groups := make([][]*hardware.Device, len(all))
 	for n := range all {
 		i := (first + n) % len(all)
 		if best := names(all[i].best(p.listed[i])); !slices.Equal(best, p.listed[i]) {
 			if changes > 0 {
-				p.listed[i], p.next = best, i+1
+				p.listed[i], p.next, p.changed = best, i+1, true
 				changes--
 			} else {
 				p.more = true
