@@ -120,7 +120,7 @@ func TestAdaptiveOrderFollowsUsage(t *testing.T) {
 	if slice, err := deviceSlice(t.Context()); err != nil || slice.ResourceVersion != after.ResourceVersion {
 		t.Errorf("the order was written again before its time (%v)", err)
 	}
-	page, err := scrape(t.Context(), t, 8080)
+	page, err := suite.Scrape(t.Context(), t, 8080)
 	if err != nil {
 		t.Fatal(err)
 	}
