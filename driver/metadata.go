@@ -249,7 +249,7 @@ func (m *metadataFiles) renewSpec(file string, now present) error {
 		return fmt.Errorf("device metadata: %w", err)
 	}
 	var spec specs.Spec
-	if err := json.Unmarshal(data, &spec); err != nil || len(spec.Devices) != 1 {
+	if broken := json.Unmarshal(data, &spec) != nil || len(spec.Devices) != 1; broken {
 		return nil // the next prepare writes it anew
 	}
 	name := spec.Devices[0].Name // <UID of the claim>_<request>
