@@ -147,8 +147,11 @@ func (a *attacher) next(ctx context.Context) bool {
 
 func (a *attacher) attach(ctx context.Context, key types.NamespacedName) error {
 	claim, err := a.lister.ResourceClaims(key.Namespace).Get(key.Name)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
 	if err != nil {
-		return nil // gone
+		return err
 	}
 	waiting := a.waiting(claim)
 	if len(waiting) == 0 {

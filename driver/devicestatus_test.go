@@ -32,9 +32,9 @@ func newStatusNode(t *testing.T, n *testNode, api *fakeAPI) *statusNode {
 	t.Helper()
 	s := &statusNode{process: n.start(), api: api}
 	s.plugin, _ = n.withAPI(s.process, api)
-	status := newDeviceStatus(s.process.claims, api, s.plugin.metrics)
+	status := newDeviceStatus(s.process.claims, api, s.metrics)
 	status.queue = workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[claimRef](time.Millisecond, time.Millisecond))
-	s.plugin.status, s.plugin.reconciler.status = status, status
+	s.status, s.reconciler.status = status, status
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
@@ -163,7 +163,7 @@ func TestStatusSurvivesFailures(t *testing.T) {
 	s := newStatusNode(t, node, api)
 	s.prepareCurrent(t, claim)
 	eventually(t, "the driver to give up", func() (bool, any) {
-		n := s.plugin.metrics.value(t, "simgpu_device_status_errors_total")
+		n := s.metrics.value(t, "simgpu_device_status_errors_total")
 		return n == 1, n
 	})
 	if n := api.count(writeStatus); n != statusAttempts {
