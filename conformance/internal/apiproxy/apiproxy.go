@@ -1,0 +1,210 @@
+// Package apiproxy stands between a driver and the API server: it notes what the driver asks for, and can be out of order
+// while the API server itself goes on serving everybody else.
+package apiproxy
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/sets"
+	apiversion "k8s.io/apimachinery/pkg/version"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/client-go/rest"
+	certutil "k8s.io/client-go/util/cert"
+)
+
+// Request is one request that was answered, or refused because of an outage.
+type Request struct {
+	Time time.Time `json:"time"`
+	// Verb, Resource ("resourceclaims", "resourceclaims/status") and so on are as in RBAC rules; Resource is "" for what is
+	// no resource, such as discovery.
+	Verb      string `json:"verb"`
+	Group     string `json:"group,omitempty"`
+	Resource  string `json:"resource,omitempty"`
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name,omitempty"`
+	Path      string `json:"path"`
+	DryRun    bool   `json:"dryRun,omitempty"`
+	// Status is the HTTP status code, 0 where the connection was cut.
+	Status int `json:"status"`
+}
+
+// Writes is true if the request may change an object.
+func (r Request) Writes() bool {
+	switch r.Verb {
+	case "create", "update", "patch", "delete", "deletecollection":
+		return !r.DryRun
+	}
+	return false
+}
+
+// Proxy is a running proxy.
+type Proxy struct {
+	// URL and CA are what goes into a kubeconfig.
+	URL string
+	CA  []byte
+
+	server  *http.Server
+	forward *httputil.ReverseProxy
+	infos   apirequest.RequestInfoResolver
+	version *apiversion.Info
+	served  chan struct{}
+
+	mu       sync.Mutex
+	out      bool
+	cut      context.CancelFunc // of everything that runs
+	running  context.Context
+	requests []Request
+}
+
+// Start starts a proxy for an API server. A version, if there is one, is what it says the API server is.
+func Start(target *rest.Config, version *apiversion.Info) (*Proxy, error) {
+	to, err := url.Parse(target.Host)
+	if err != nil {
+		return nil, err
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(target.CAData)
+	cert, key, err := certutil.GenerateSelfSignedCertKey("127.0.0.1", []net.IP{net.IPv4(127, 0, 0, 1)}, nil)
+	if err != nil {
+		return nil, err
+	}
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		return nil, err
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	running, cut := context.WithCancel(context.Background())
+	p := &Proxy{
+		URL: "https://" + listener.Addr().String(),
+		CA:  cert,
+		forward: &httputil.ReverseProxy{
+			Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(to) },
+			Transport:     &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, ForceAttemptHTTP2: true},
+			FlushInterval: -1, // watches are streams
+			ErrorHandler:  func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusBadGateway) },
+		},
+		infos:   &apirequest.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")},
+		version: version,
+		running: running,
+		cut:     cut,
+		served:  make(chan struct{}),
+	}
+	p.server = &http.Server{Handler: p, TLSConfig: &tls.Config{Certificates: []tls.Certificate{pair}}, ReadHeaderTimeout: 10 * time.Second}
+	go func() {
+		defer close(p.served)
+		p.server.ServeTLS(listener, "", "")
+	}()
+	return p, nil
+}
+
+// Stop cuts all connections and ends the proxy.
+func (p *Proxy) Stop() {
+	p.server.Close()
+	<-p.served
+}
+
+// Outage puts the proxy out of order: what runs, watches too, is cut, and new requests are cut as they come.
+func (p *Proxy) Outage() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.out = true
+	p.cut()
+}
+
+// Recover ends an outage.
+func (p *Proxy) Recover() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.out {
+		p.out = false
+		p.running, p.cut = context.WithCancel(context.Background())
+	}
+}
+
+// Requests are those that came since the time. A request that runs, such as a watch, is not among them yet.
+func (p *Proxy) Requests(since time.Time) []Request {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	first, _ := slices.BinarySearchFunc(p.requests, since, func(r Request, t time.Time) int { return r.Time.Compare(t) })
+	return slices.Clone(p.requests[first:])
+}
+
+// ServeHTTP implements [http.Handler].
+func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	p.mu.Lock()
+	out, running := p.out, p.running
+	p.mu.Unlock()
+	noted := p.describe(r)
+	if out {
+		p.note(noted)
+		panic(http.ErrAbortHandler)
+	}
+	if p.version != nil && r.URL.Path == "/version" {
+		w.Header().Set("Content-Type", "application/json")
+		json.NewEncoder(w).Encode(p.version)
+		return
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	defer context.AfterFunc(running, cancel)()
+	status := &statusWriter{ResponseWriter: w}
+	p.forward.ServeHTTP(status, r.WithContext(ctx))
+	if running.Err() != nil {
+		status.code = 0
+	}
+	noted.Status = status.code
+	p.note(noted)
+	if running.Err() != nil {
+		panic(http.ErrAbortHandler)
+	}
+}
+
+func (p *Proxy) describe(r *http.Request) Request {
+	noted := Request{Time: time.Now(), Verb: strings.ToLower(r.Method), Path: r.URL.Path, DryRun: r.URL.Query().Has("dryRun")}
+	if info, err := p.infos.NewRequestInfo(r); err == nil {
+		noted.Verb, noted.Group, noted.Resource = info.Verb, info.APIGroup, info.Resource
+		noted.Namespace, noted.Name = info.Namespace, info.Name
+		if info.Subresource != "" {
+			noted.Resource += "/" + info.Subresource
+		}
+	}
+	return noted
+}
+
+// note keeps the requests in the order in which they came.
+func (p *Proxy) note(r Request) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	at, _ := slices.BinarySearchFunc(p.requests, r.Time, func(r Request, t time.Time) int { return r.Time.Compare(t) })
+	p.requests = slices.Insert(p.requests, at, r)
+}
+
+// statusWriter remembers the status code.
+type statusWriter struct {
+	http.ResponseWriter
+	code int
+}
+
+func (w *statusWriter) WriteHeader(code int) {
+	if code >= 200 {
+		w.code = code
+	}
+	w.ResponseWriter.WriteHeader(code)
+}
+
+// Unwrap lets http.ResponseController flush.
+func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
