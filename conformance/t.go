@@ -458,3 +458,14 @@ func (t *T) cdiFiles() map[string]string {
 }
 
 func listenUnix(path string) (net.Listener, error) { return net.Listen("unix", path) }
+
+// errorOf is the error in the response for a claim.
+func errorOf(response *drapb.NodePrepareResourceResponse) error {
+	switch {
+	case response == nil:
+		return errors.New("there is no entry for the claim in the response")
+	case response.Error != "":
+		return errors.New(response.Error)
+	}
+	return nil
+}

@@ -34,6 +34,7 @@ type Request struct {
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name,omitempty"`
 	Path      string `json:"path"`
+	Query     string `json:"query,omitempty"`
 	DryRun    bool   `json:"dryRun,omitempty"`
 	// Status is the HTTP status code, 0 where the connection was cut.
 	Status int `json:"status"`
@@ -174,7 +175,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (p *Proxy) describe(r *http.Request) Request {
-	noted := Request{Time: time.Now(), Verb: strings.ToLower(r.Method), Path: r.URL.Path, DryRun: r.URL.Query().Has("dryRun")}
+	noted := Request{Time: time.Now(), Verb: strings.ToLower(r.Method), Path: r.URL.Path, Query: r.URL.RawQuery, DryRun: r.URL.Query().Has("dryRun")}
 	if info, err := p.infos.NewRequestInfo(r); err == nil {
 		noted.Verb, noted.Group, noted.Resource = info.Verb, info.APIGroup, info.Resource
 		noted.Namespace, noted.Name = info.Namespace, info.Name
