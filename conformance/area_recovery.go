@@ -201,7 +201,7 @@ func checkKubeletRestartPrepares(t *T) {
 
 // killDuring starts a call, kills the driver after the time and starts it again.
 func (t *T) killDuring(after time.Duration, call func(context.Context)) {
-	ctx, cancel := context.WithTimeout(t.ctx, patience)
+	ctx, cancel := context.WithTimeout(t.ctx, t.times.patience)
 	defer cancel()
 	done := make(chan struct{})
 	go func() {
@@ -291,7 +291,7 @@ func checkStateLost(t *T) {
 
 func checkAPIServerAway(t *T) {
 	t.proxy.Outage()
-	t.pause(quiet)
+	t.pause(t.times.quiet)
 	select {
 	case <-t.driver.Done():
 		t.Fatalf("the driver has ended: %v", t.driver.Exit())
@@ -312,7 +312,7 @@ func checkStartedWithoutAPI(t *T) {
 	t.stopDriver(false)
 	t.proxy.Outage()
 	t.must(t.startDriver())
-	t.pause(quiet)
+	t.pause(t.times.quiet)
 	t.proxy.Recover()
 	t.await("the driver does not become ready", func() error {
 		select {

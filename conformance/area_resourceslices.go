@@ -19,9 +19,6 @@ const (
 	deviceDoc = "k8s.io/api/resource/v1/types.go Device"
 )
 
-// quiet is how long an idle driver is watched.
-const quiet = 5 * time.Second
-
 func resourceSliceChecks() []Check {
 	return []Check{
 		{
@@ -379,7 +376,7 @@ func checkNoWriteWhenIdle(t *T) {
 	// What has just started may still be at it.
 	t.settle()
 	since := time.Now()
-	t.pause(quiet)
+	t.pause(t.times.quiet)
 	for _, request := range t.proxy.Requests(since) {
 		if request.Writes() && request.Group == resourceapi.GroupName {
 			t.Errorf("%s %s %s while nothing happened", request.Verb, request.Resource, request.Name)
@@ -428,9 +425,6 @@ func checkStableOverRestart(t *T) {
 	}
 }
 
-// late is how long a driver may take to see what others have done to its slices: the library looks after 30 seconds.
-const late = 75 * time.Second
-
 func checkRecreated(t *T) {
 	t.settle()
 	before := devicesOf(t.published())
@@ -440,7 +434,7 @@ func checkRecreated(t *T) {
 
 // awaitDevices waits until the devices are published as they were.
 func (t *T) awaitDevices(want []poolDevice) {
-	err := eventually(t.ctx, late, func() error {
+	err := eventually(t.ctx, t.times.late, func() error {
 		published, err := t.slices(t.ctx)
 		if err != nil {
 			return err

@@ -157,7 +157,7 @@ func (r *runner) setUp(ctx context.Context) error {
 	if err := r.bed.startDriver(); err != nil {
 		return fmt.Errorf("start the driver: %w", err)
 	}
-	if err := eventually(ctx, patience, func() error { return r.bed.ready(ctx) }); err != nil {
+	if err := eventually(ctx, r.bed.times.patience, func() error { return r.bed.ready(ctx) }); err != nil {
 		return &startError{err}
 	}
 	return nil

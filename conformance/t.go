@@ -29,12 +29,8 @@ import (
 	"github.com/simgpu/simgpu/conformance/internal/scheduler"
 )
 
-const (
-	// patience is how long a driver may take for what it should do at once.
-	patience = 30 * time.Second
-	// kubeletCallTimeout is how long the kubelet waits for a call (pkg/kubelet/cm/dra/plugin, defaultClientCallTimeout).
-	kubeletCallTimeout = 45 * time.Second
-)
+// kubeletCallTimeout is how long the kubelet waits for a call (pkg/kubelet/cm/dra/plugin, defaultClientCallTimeout).
+const kubeletCallTimeout = 45 * time.Second
 
 // T is what a check works with: the node, and ways to say what is wrong. A check starts with a driver that is registered,
 // has published its devices and has prepared nothing.
@@ -87,7 +83,7 @@ func (t *T) deferred(f func()) { t.cleanup = append(t.cleanup, f) }
 
 // await waits until there is no error any more, and ends the check if that takes too long.
 func (t *T) await(what string, check func() error) {
-	if err := eventually(t.ctx, patience, check); err != nil {
+	if err := eventually(t.ctx, t.times.patience, check); err != nil {
 		t.Fatalf("%s: %v", what, err)
 	}
 }
@@ -212,7 +208,7 @@ func (t *T) stopDriver(kill bool) {
 	if kill {
 		t.driver.Kill()
 	} else {
-		ctx, cancel := context.WithTimeout(t.ctx, patience)
+		ctx, cancel := context.WithTimeout(t.ctx, t.times.patience)
 		defer cancel()
 		if err := t.driver.Stop(ctx); err != nil {
 			t.Errorf("%v", err)

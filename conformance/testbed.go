@@ -49,6 +49,20 @@ var gates = map[string]bool{
 	"DRAResourcePoolStatus":        true,
 }
 
+// times are how long things may take.
+type times struct {
+	// patience is for what a driver should do at once.
+	patience time.Duration
+	// late is for what it may see late: the library looks at its slices 30 seconds after somebody has changed them.
+	late time.Duration
+	// quiet is how long an idle driver is watched.
+	quiet time.Duration
+}
+
+func defaultTimes() times {
+	return times{patience: 30 * time.Second, late: 75 * time.Second, quiet: 5 * time.Second}
+}
+
 // testbed is the node that the driver under test is on.
 type testbed struct {
 	control   *controlplane.ControlPlane
@@ -59,6 +73,7 @@ type testbed struct {
 	log       io.Writer // everything the driver says
 
 	dir     string
+	times   times
 	vars    process.Vars
 	kubelet *kubelet.Kubelet
 	driver  *process.Process
@@ -68,7 +83,7 @@ type testbed struct {
 
 // startTestbed starts everything but the kubelet and the driver.
 func startTestbed(ctx context.Context, dir string, command *process.Command, driverName string, log io.Writer) (_ *testbed, err error) {
-	b := &testbed{command: command, log: log, dir: dir}
+	b := &testbed{command: command, log: log, dir: dir, times: defaultTimes()}
 	defer func() {
 		if err != nil {
 			b.stop()

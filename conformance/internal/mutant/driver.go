@@ -1,0 +1,352 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/utils/ptr"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+)
+
+// driver is the node driver. Its checkpoint is one file per claim.
+type driver struct {
+	config
+	client kubernetes.Interface
+	dir    string
+
+	mu    sync.Mutex
+	known map[types.UID]claim
+}
+
+// claim is a prepared claim.
+type claim struct {
+	Namespace, Name string
+	UID             types.UID
+	Devices         []device
+}
+
+type device struct {
+	Request, Pool, Device string
+	Admin                 bool
+}
+
+func (d *driver) run(ctx context.Context) error {
+	if err := d.prepareStart(); err != nil {
+		return err
+	}
+	if err := d.restore(ctx); err != nil {
+		return err
+	}
+	opts := []kubeletplugin.Option{
+		kubeletplugin.DriverName(driverName),
+		kubeletplugin.KubeClient(d.client),
+		kubeletplugin.NodeName(d.node),
+		kubeletplugin.RegistrarDirectoryPath(d.registry),
+		kubeletplugin.PluginDataDirectoryPath(d.dir),
+		kubeletplugin.GRPCInterceptor(d.intercept),
+		kubeletplugin.Serialize(false), // the driver has a lock of its own
+		kubeletplugin.HealthService(false),
+	}
+	helper, err := kubeletplugin.Start(ctx, d, opts...)
+	if err != nil {
+		return err
+	}
+	if err := d.publish(ctx, helper); err != nil {
+		return err
+	}
+	d.afterStart(ctx)
+	<-ctx.Done()
+	if d.fault != "keeps-socket" {
+		helper.Stop()
+	}
+	if d.fault == "removes-specs-on-stop" {
+		d.removeSpecs()
+	}
+	return nil
+}
+
+// --- prepare and unprepare ---
+
+func (d *driver) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	results := map[types.UID]kubeletplugin.PrepareResult{}
+	for i, c := range claims {
+		if d.fault == "first-of-batch" && i > 0 {
+			break
+		}
+		devices, err := d.prepare(ctx, c)
+		if err != nil && d.fault == "fails-whole-batch" {
+			return nil, err
+		}
+		results[c.UID] = kubeletplugin.PrepareResult{Devices: devices, Err: err}
+	}
+	return results, nil
+}
+
+func (d *driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+	if d.fault == "not-concurrent" {
+		if !d.enter() {
+			return nil, errors.New("busy")
+		}
+		defer d.leave()
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.fault == "canceled-call-locks" && d.canceled(ctx, c.UID) {
+		return nil, errors.New("locked by a call that was canceled")
+	}
+	if err := d.checkParameters(c); err != nil {
+		return nil, err
+	}
+	now := claim{Namespace: c.Namespace, Name: c.Name, UID: c.UID}
+	for _, r := range c.Status.Allocation.Devices.Results {
+		if r.Driver != driverName {
+			if d.fault == "fails-for-other-drivers" {
+				return nil, fmt.Errorf("device %s is of driver %s", r.Device, r.Driver)
+			}
+			continue
+		}
+		if !contains(deviceNames(d.node), r.Device) && d.fault != "accepts-unknown-device" {
+			return nil, fmt.Errorf("there is no device %s", r.Device)
+		}
+		now.Devices = append(now.Devices, device{r.Request, r.Pool, r.Device, ptr.Deref(r.AdminAccess, false)})
+	}
+	if d.fault == "refuses-admin-access" && slices.ContainsFunc(now.Devices, func(d device) bool { return d.Admin }) {
+		return nil, errors.New("admin access is not supported")
+	}
+	if _, again := d.known[c.UID]; again && d.fault == "not-idempotent" {
+		return nil, errors.New("the claim is prepared already")
+	} else if !again {
+		if err := d.conflict(now); err != nil {
+			return nil, err
+		}
+	}
+	if err := d.write(now); err != nil {
+		return nil, err
+	}
+	_, again := d.known[c.UID]
+	if !again || d.fault != "spec-not-restored" {
+		if err := d.writeSpec(now); err != nil {
+			return nil, err
+		}
+	}
+	d.known[c.UID] = now
+	return d.answer(now, again), nil
+}
+
+// conflict is an error if another claim has one of the devices.
+func (d *driver) conflict(now claim) error {
+	if d.fault == "device-twice" {
+		return nil
+	}
+	for _, other := range d.known {
+		for _, theirs := range other.Devices {
+			for _, ours := range now.Devices {
+				if other.UID != now.UID && ours.Device == theirs.Device && !ours.Admin && !theirs.Admin {
+					return fmt.Errorf("device %s is used by claim %s/%s", ours.Device, other.Namespace, other.Name)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func (d *driver) answer(c claim, again bool) []kubeletplugin.Device {
+	var devices []kubeletplugin.Device
+	for _, dev := range c.Devices {
+		id := cdiKind + "=" + string(c.UID) + "-" + dev.Device
+		devices = append(devices, kubeletplugin.Device{Requests: []string{dev.Request}, PoolName: dev.Pool, DeviceName: dev.Device, CDIDeviceIDs: []string{id}})
+	}
+	return d.distort(devices, again)
+}
+
+func (d *driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+	results := map[types.UID]error{}
+	for i, c := range claims {
+		if d.fault == "first-of-unprepare-batch" && i > 0 {
+			break
+		}
+		results[c.UID] = d.unprepare(ctx, c)
+	}
+	return results, nil
+}
+
+func (d *driver) unprepare(ctx context.Context, c kubeletplugin.NamespacedObject) error {
+	if d.fault == "unprepare-reads-claim" {
+		if _, err := d.client.ResourceV1().ResourceClaims(c.Namespace).Get(ctx, c.Name, metav1.GetOptions{}); err != nil {
+			return err
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, known := d.known[c.UID]; !known && d.fault == "unprepare-fails-for-unknown" {
+		return fmt.Errorf("claim %s is not prepared", c.UID)
+	}
+	if d.fault != "leaks-spec" {
+		if err := os.Remove(d.specFile(c.UID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	if err := os.Remove(d.checkpoint(c.UID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if d.fault != "device-not-freed" {
+		delete(d.known, c.UID)
+	}
+	return nil
+}
+
+func (d *driver) HandleError(ctx context.Context, err error, msg string) {
+	fmt.Fprintln(os.Stderr, "mutant:", msg, err)
+}
+
+func (d *driver) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
+	return kubeletplugin.ErrHealthNotSupported
+}
+
+// --- checkpoint ---
+
+func (d *driver) checkpoint(uid types.UID) string {
+	return filepath.Join(d.dir, "claims", string(uid)+".json")
+}
+
+func (d *driver) write(c claim) error {
+	if d.fault == "no-checkpoint" {
+		return nil
+	}
+	data, err := json.Marshal(c)
+	if err != nil {
+		return err
+	}
+	return replaceFile(d.checkpoint(c.UID), data, 0o600)
+}
+
+func replaceFile(path string, data []byte, mode os.FileMode) error {
+	temporary := filepath.Join(filepath.Dir(path), ".new-"+filepath.Base(path))
+	if err := os.WriteFile(temporary, data, mode); err != nil {
+		return err
+	}
+	if err := os.Chmod(temporary, mode); err != nil {
+		return err
+	}
+	return os.Rename(temporary, path)
+}
+
+// restore reads the checkpoints. Claims that are gone from the API are forgotten, with their specs; if the API server does
+// not answer they are kept.
+func (d *driver) restore(ctx context.Context) error {
+	d.known = map[types.UID]claim{}
+	entries, err := os.ReadDir(filepath.Join(d.dir, "claims"))
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		path := filepath.Join(d.dir, "claims", entry.Name())
+		if strings.HasPrefix(entry.Name(), ".") {
+			os.Remove(path) // of a write that did not end
+			continue
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		var c claim
+		if err := json.Unmarshal(data, &c); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		get, cancel := context.WithTimeout(ctx, 2*time.Second)
+		current, err := d.client.ResourceV1().ResourceClaims(c.Namespace).Get(get, c.Name, metav1.GetOptions{})
+		cancel()
+		if d.fault != "keeps-claims-that-are-gone" && (apierrors.IsNotFound(err) || err == nil && current.UID != c.UID) {
+			os.Remove(d.specFile(c.UID))
+			os.Remove(path)
+			continue
+		}
+		d.known[c.UID] = c
+	}
+	return d.removeOrphans()
+}
+
+// removeOrphans removes specs of claims that are not known: those of a prepare that did not get to its end.
+func (d *driver) removeOrphans() error {
+	entries, err := os.ReadDir(d.cdi)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		uid, ours := strings.CutPrefix(strings.TrimSuffix(entry.Name(), ".json"), cdiPrefix)
+		if _, known := d.known[types.UID(uid)]; ours && !known && d.fault != "no-checkpoint" {
+			os.Remove(filepath.Join(d.cdi, entry.Name()))
+		}
+	}
+	return nil
+}
+
+// --- CDI ---
+
+const (
+	cdiKind   = "example.com/gadget"
+	cdiPrefix = "example.com-gadget_"
+)
+
+func (d *driver) specFile(uid types.UID) string {
+	return filepath.Join(d.cdi, cdiPrefix+string(uid)+".json")
+}
+
+func (d *driver) writeSpec(c claim) error {
+	if d.fault == "no-spec" {
+		return nil
+	}
+	spec := specs.Spec{Kind: cdiKind}
+	for _, dev := range c.Devices {
+		name := string(c.UID) + "-" + dev.Device
+		if slices.ContainsFunc(spec.Devices, func(s specs.Device) bool { return s.Name == name }) {
+			continue
+		}
+		spec.Devices = append(spec.Devices, specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{
+			Env:    []string{"GADGET_" + strings.ToUpper(strings.ReplaceAll(dev.Device, "-", "_")) + "=1"},
+			Mounts: []*specs.Mount{{HostPath: "/dev/null", ContainerPath: "/dev/" + dev.Device, Options: []string{"bind"}}},
+		}})
+	}
+	d.distortSpec(&spec)
+	if spec.Version == "" {
+		minimum, err := specs.MinimumRequiredVersion(&spec)
+		if err != nil {
+			return err
+		}
+		spec.Version = minimum
+	}
+	data, err := json.Marshal(spec)
+	if err != nil {
+		return err
+	}
+	if d.fault == "invalid-spec" {
+		data = append([]byte(`{"unknown": true, `), data[1:]...)
+	}
+	mode := os.FileMode(0o644)
+	if d.fault == "world-writable-spec" {
+		mode = 0o666
+	}
+	return replaceFile(d.specFile(c.UID), data, mode)
+}
+
+func (d *driver) removeSpecs() {
+	entries, _ := os.ReadDir(d.cdi)
+	for _, entry := range entries {
+		os.Remove(filepath.Join(d.cdi, entry.Name()))
+	}
+}

@@ -1,0 +1,259 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"fmt"
+
+	"google.golang.org/grpc"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+)
+
+// faults are all that the driver can do wrong.
+var faults = []string{
+	// registration
+	"slow-get-info", "wrong-type", "relative-endpoint", "old-version-first", "unknown-service", "service-twice",
+	"stale-sockets", "registers-once", "keeps-socket", "ignores-sigterm", "fails-on-sigterm", "exits-on-second-notification",
+	"removes-foreign-sockets",
+	// ResourceSlices
+	"no-devices", "incomplete-pool", "old-generation", "other-node", "no-owner", "device-in-two-slices", "counter-set-missing",
+	"consumes-too-much", "counter-set-twice", "unknown-standard-attribute", "malformed-standard-attribute", "inconsistent-attribute",
+	"writes-when-idle", "unstable-names", "publishes-once", "watches-all-slices",
+	// prepare
+	"wrong-claim-uid", "extra-device", "missing-device", "no-request-names", "wrong-request-names", "unqualified-cdi-id", "no-cdi-id",
+	"not-idempotent", "other-answer-again", "not-concurrent", "first-of-batch", "first-request-only", "subrequest-names",
+	"accepts-missing-claims", "fails-for-other-drivers", "accepts-unknown-device", "device-twice", "refuses-admin-access",
+	"fails-whole-batch", "reads-parameters-of-others", "refuses-parameters", "accepts-all-parameters", "canceled-call-locks",
+	// CDI
+	"no-spec", "invalid-spec", "newest-cdi-version", "relative-mount", "missing-mount", "spec-not-restored", "world-writable-spec",
+	// unprepare
+	"leaks-spec", "unprepare-fails-for-unknown", "first-of-unprepare-batch", "device-not-freed", "unprepare-reads-claim",
+	// recovery
+	"no-checkpoint", "removes-specs-on-stop", "keeps-claims-that-are-gone", "exits-without-api-server", "does-not-start-twice",
+}
+
+// prepareStart makes the folders, after having done wrong what is done wrong before that.
+func (d *driver) prepareStart() error {
+	sockets, _ := filepath.Glob(filepath.Join(d.registry, "*.sock"))
+	switch d.fault {
+	case "stale-sockets":
+		if len(sockets) > 0 {
+			return fmt.Errorf("%s exists", sockets[0])
+		}
+	case "removes-foreign-sockets":
+		for _, socket := range sockets {
+			os.Remove(socket)
+		}
+	case "does-not-start-twice":
+		if _, err := os.Stat(filepath.Join(d.dir, "claims")); err != nil {
+			break
+		}
+		if entries, _ := os.ReadDir(filepath.Join(d.dir, "claims")); len(entries) > 0 {
+			return fmt.Errorf("%s is not empty", d.dir)
+		}
+	}
+	if err := os.MkdirAll(filepath.Join(d.dir, "claims"), 0o755); err != nil {
+		return err
+	}
+	return os.MkdirAll(d.cdi, 0o755)
+}
+
+var notifications, calls atomic.Int32
+
+// intercept changes what goes over the wire.
+func (d *driver) intercept(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	if prepare, ok := request.(*drapb.NodePrepareResourcesRequest); ok && d.fault == "accepts-missing-claims" {
+		response := &drapb.NodePrepareResourcesResponse{Claims: map[string]*drapb.NodePrepareResourceResponse{}}
+		for _, c := range prepare.Claims {
+			one, err := handler(ctx, &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{c}})
+			if err != nil {
+				response.Claims[c.Uid] = &drapb.NodePrepareResourceResponse{}
+				continue
+			}
+			response.Claims[c.Uid] = one.(*drapb.NodePrepareResourcesResponse).Claims[c.Uid]
+		}
+		return response, nil
+	}
+	response, err := handler(ctx, request)
+	switch r := response.(type) {
+	case *registerapi.PluginInfo:
+		d.distortInfo(r)
+	case *registerapi.RegistrationStatusResponse:
+		switch n := notifications.Add(1); {
+		case d.fault == "registers-once":
+			sockets, _ := filepath.Glob(filepath.Join(d.registry, "*.sock"))
+			// As if the socket had been closed once it was not needed any more; the kubelet that knows it keeps it for now.
+			for _, socket := range sockets {
+				os.Chmod(socket, 0)
+				os.Rename(socket, filepath.Join(d.registry, ".done"))
+			}
+		case d.fault == "exits-on-second-notification" && n > 1:
+			os.Exit(1)
+		}
+	case *drapb.NodePrepareResourcesResponse:
+		d.distortResponse(r)
+	}
+	return response, err
+}
+
+func (d *driver) distortInfo(info *registerapi.PluginInfo) {
+	switch d.fault {
+	case "slow-get-info":
+		time.Sleep(1500 * time.Millisecond)
+	case "wrong-type":
+		info.Type = "CSIPlugin"
+	case "relative-endpoint":
+		info.Endpoint = filepath.Base(info.Endpoint)
+	case "old-version-first":
+		info.SupportedVersions = []string{"v1beta1.DRAPlugin", drapb.DRAPluginService}
+	case "unknown-service":
+		info.SupportedVersions = append(info.SupportedVersions, "v1.Gadgets")
+	case "service-twice":
+		info.SupportedVersions = append(info.SupportedVersions, drapb.DRAPluginService)
+	}
+}
+
+func (d *driver) distortResponse(response *drapb.NodePrepareResourcesResponse) {
+	for uid, result := range response.Claims {
+		switch d.fault {
+		case "wrong-claim-uid":
+			delete(response.Claims, uid)
+			response.Claims[strings.ToUpper(uid)+"X"] = result
+			return
+		case "subrequest-names":
+			for _, dev := range result.Devices {
+				for i, name := range dev.RequestNames {
+					if name == "any" {
+						dev.RequestNames[i] = "any/first"
+					}
+				}
+			}
+		}
+	}
+}
+
+// distort changes the devices in an answer.
+func (d *driver) distort(devices []kubeletplugin.Device, again bool) []kubeletplugin.Device {
+	if len(devices) == 0 {
+		return devices
+	}
+	first := &devices[0]
+	switch d.fault {
+	case "extra-device":
+		extra := *first
+		extra.DeviceName = "surplus"
+		return append(devices, extra)
+	case "missing-device":
+		return devices[1:]
+	case "first-request-only":
+		return devices[:1]
+	case "no-request-names":
+		first.Requests = nil
+	case "wrong-request-names":
+		first.Requests = []string{"another"}
+	case "unqualified-cdi-id":
+		first.CDIDeviceIDs = []string{first.DeviceName}
+	case "no-cdi-id":
+		first.CDIDeviceIDs = nil
+	case "other-answer-again":
+		if again {
+			first.CDIDeviceIDs = []string{cdiKind + "=again"}
+		}
+	}
+	return devices
+}
+
+func (d *driver) distortSpec(spec *specs.Spec) {
+	if len(spec.Devices) == 0 {
+		return
+	}
+	mount := spec.Devices[0].ContainerEdits.Mounts[0]
+	switch d.fault {
+	case "newest-cdi-version":
+		spec.Version = specs.CurrentVersion
+	case "relative-mount":
+		mount.HostPath = "dev/null"
+	case "missing-mount":
+		mount.HostPath = "/no/such/file"
+	}
+}
+
+const parametersVersion = "gadget.example.com/v1"
+
+// checkParameters accepts objects of kind Gadget with a field speed.
+func (d *driver) checkParameters(c *resourceapi.ResourceClaim) error {
+	for _, entry := range c.Status.Allocation.Devices.Config {
+		if entry.Opaque == nil || entry.Opaque.Driver != driverName && d.fault != "reads-parameters-of-others" {
+			continue
+		}
+		if d.fault == "refuses-parameters" {
+			return fmt.Errorf("there are no parameters")
+		}
+		if d.fault == "accepts-all-parameters" {
+			continue
+		}
+		var gadget struct {
+			metav1.TypeMeta `json:",inline"`
+			Speed           int `json:"speed"`
+		}
+		decoder := json.NewDecoder(strings.NewReader(string(entry.Opaque.Parameters.Raw)))
+		decoder.DisallowUnknownFields()
+		if err := decoder.Decode(&gadget); err != nil {
+			return fmt.Errorf("parameters: %w", err)
+		}
+		if gadget.APIVersion != parametersVersion || gadget.Kind != "Gadget" {
+			return fmt.Errorf("parameters: unknown kind %s of %s", gadget.Kind, gadget.APIVersion)
+		}
+	}
+	return nil
+}
+
+func (d *driver) enter() bool {
+	if !calls.CompareAndSwap(0, 1) {
+		return false
+	}
+	time.Sleep(50 * time.Millisecond)
+	return true
+}
+
+func (d *driver) leave() { calls.Store(0) }
+
+var lockedFor types.UID
+
+// canceled remembers a claim whose call was given up, for ever.
+func (d *driver) canceled(ctx context.Context, uid types.UID) bool {
+	if lockedFor == uid {
+		return true
+	}
+	select {
+	case <-ctx.Done():
+		lockedFor = uid
+	case <-time.After(20 * time.Millisecond):
+	}
+	return lockedFor == uid
+}
+
+func (d *driver) exitWithoutAPI(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(200 * time.Millisecond):
+		}
+		if _, err := d.client.Discovery().ServerVersion(); err != nil {
+			os.Exit(1)
+		}
+	}
+}

@@ -1,0 +1,208 @@
+package conformance
+
+import (
+	"encoding/json"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+
+	"github.com/simgpu/simgpu/conformance/internal/process"
+)
+
+// catches says which check is for which fault of the mutant driver. A driver that cannot even be registered fails the check
+// that looks closer, like all others.
+var catches = map[string]string{
+	"slow-get-info":                "registration/get-info",
+	"wrong-type":                   "registration/get-info",
+	"relative-endpoint":            "registration/endpoint",
+	"old-version-first":            "registration/supported-versions",
+	"unknown-service":              "registration/known-services-only",
+	"service-twice":                "registration/known-services-only",
+	"stale-sockets":                "registration/registers-again-after-kill",
+	"registers-once":               "registration/kubelet-restart",
+	"keeps-socket":                 "registration/deregisters",
+	"ignores-sigterm":              "registration/stops-in-time",
+	"fails-on-sigterm":             "registration/stops-in-time",
+	"exits-on-second-notification": "registration/stays-registered",
+	"removes-foreign-sockets":      "registration/foreign-sockets",
+
+	"no-devices":                   "resourceslices/has-devices",
+	"incomplete-pool":              "resourceslices/complete-pools",
+	"old-generation":               "resourceslices/no-old-generation",
+	"other-node":                   "resourceslices/own-node",
+	"no-owner":                     "resourceslices/owner",
+	"device-in-two-slices":         "resourceslices/unique-devices",
+	"counter-set-missing":          "resourceslices/counter-sets-exist",
+	"consumes-too-much":            "resourceslices/consumption-fits",
+	"counter-set-twice":            "resourceslices/unique-counter-sets",
+	"unknown-standard-attribute":   "resourceslices/standard-attributes",
+	"malformed-standard-attribute": "resourceslices/standard-attributes",
+	"inconsistent-attribute":       "resourceslices/attributes-consistent",
+	"writes-when-idle":             "resourceslices/no-write-when-idle",
+	"unstable-names":               "resourceslices/stable-over-restart",
+	"publishes-once":               "resourceslices/recreated-when-deleted",
+	"watches-all-slices":           "resourceslices/watches",
+
+	"wrong-claim-uid":            "prepare/answers-for-the-claim",
+	"extra-device":               "prepare/devices-are-the-allocated-ones",
+	"missing-device":             "prepare/devices-are-the-allocated-ones",
+	"no-request-names":           "prepare/request-names",
+	"wrong-request-names":        "prepare/request-names",
+	"unqualified-cdi-id":         "prepare/cdi-ids",
+	"no-cdi-id":                  "prepare/cdi-ids",
+	"not-idempotent":             "prepare/same-answer-twice",
+	"other-answer-again":         "prepare/same-answer-twice",
+	"not-concurrent":             "prepare/same-answer-concurrently",
+	"first-of-batch":             "prepare/batch",
+	"first-request-only":         "prepare/several-requests",
+	"subrequest-names":           "prepare/subrequest",
+	"accepts-missing-claims":     "prepare/missing-claim",
+	"fails-for-other-drivers":    "prepare/devices-of-other-drivers",
+	"accepts-unknown-device":     "prepare/unknown-device",
+	"device-twice":               "prepare/no-device-twice",
+	"refuses-admin-access":       "prepare/admin-access",
+	"fails-whole-batch":          "prepare/broken-claim-in-batch",
+	"reads-parameters-of-others": "prepare/parameters-of-another-driver",
+	"refuses-parameters":         "prepare/valid-parameters",
+	"accepts-all-parameters":     "prepare/invalid-parameters",
+	"canceled-call-locks":        "prepare/canceled-call",
+
+	"no-spec":             "cdi/resolves",
+	"invalid-spec":        "cdi/valid",
+	"newest-cdi-version":  "cdi/minimal-version",
+	"relative-mount":      "cdi/absolute-paths",
+	"missing-mount":       "cdi/absolute-paths",
+	"spec-not-restored":   "cdi/restored-by-prepare",
+	"world-writable-spec": "cdi/not-world-writable",
+
+	"leaks-spec":                  "unprepare/removes-cdi-spec",
+	"unprepare-fails-for-unknown": "unprepare/unknown-claim",
+	"first-of-unprepare-batch":    "unprepare/answers-for-the-claim",
+	"device-not-freed":            "unprepare/frees-the-device",
+	"unprepare-reads-claim":       "unprepare/without-api-server",
+
+	"no-checkpoint":              "recovery/unprepare-after-restart",
+	"removes-specs-on-stop":      "recovery/cdi-specs-outlive-restart",
+	"keeps-claims-that-are-gone": "recovery/claim-deleted-while-down",
+	"exits-without-api-server":   "recovery/api-server-away",
+	"does-not-start-twice":       "recovery/restart-with-prepared-claim",
+}
+
+// mutantProfile is what to know about the mutant driver.
+var mutantProfile = Profile{
+	DriverName: "gadget.example.com",
+	// Halves, so that there are enough of them.
+	Selector: `device.attributes["gadget.example.com"].size == "half"`,
+	Parameters: Parameters{
+		Valid:   raw(`{"apiVersion":"gadget.example.com/v1","kind":"Gadget","speed":3}`),
+		Invalid: raw(`{"apiVersion":"gadget.example.com/v1","kind":"Gadget","sped":3}`, `{"apiVersion":"gadget.example.com/v1","kind":"Gadget","speed":"fast"}`),
+	},
+}
+
+func buildMutant(t *testing.T) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "mutant")
+	if out, err := exec.Command("go", "build", "-o", program, "./internal/mutant").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return program
+}
+
+func mutantCommand(program, fault string) string {
+	return program + " --fault='" + fault + "' --kubeconfig={{.Kubeconfig}} --node={{.NodeName}} --plugins={{.PluginsDir}} --registry={{.RegistryDir}} --cdi={{.CDIDir}}"
+}
+
+func silence() {
+	klog.LogToStderr(false)
+	klog.SetOutput(io.Discard)
+	rest.SetDefaultWarningHandler(rest.NoWarnings{})
+}
+
+// shortDir is a folder with a path that leaves room for the names of sockets.
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "dra")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+func TestFaultlessDriverPasses(t *testing.T) {
+	silence()
+	report, err := Run(t.Context(), Options{DriverCommand: mutantCommand(buildMutant(t), ""), Profile: mutantProfile, Dir: shortDir(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, result := range report.Results {
+		if result.Outcome != Passed {
+			t.Errorf("%s %s: %s", result.Check, result.Outcome, strings.Join(result.Messages, "\n"))
+		}
+	}
+}
+
+func TestEachFaultIsCaught(t *testing.T) {
+	silence()
+	program := buildMutant(t)
+	listed, err := exec.Command(program, "-list").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	faults := strings.Fields(string(listed))
+	for fault := range catches {
+		if !slices.Contains(faults, fault) {
+			t.Errorf("the mutant driver has no fault %s", fault)
+		}
+	}
+	command, err := process.Parse(mutantCommand(program, ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	bed, err := startTestbed(t.Context(), shortDir(t), command, mutantProfile.DriverName, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer bed.stop()
+	bed.times = times{patience: 6 * time.Second, late: 8 * time.Second, quiet: 2 * time.Second}
+	for _, fault := range faults {
+		t.Run(fault, func(t *testing.T) {
+			name, known := catches[fault]
+			if !known {
+				t.Fatal("no check is named for this fault")
+			}
+			check, err := FindCheck(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if bed.command, err = process.Parse(mutantCommand(program, fault)); err != nil {
+				t.Fatal(err)
+			}
+			r := &runner{bed: bed, opts: Options{Profile: mutantProfile}, fresh: true}
+			result, err := r.run(t.Context(), check)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if result.Outcome != Failed {
+				t.Errorf("%s %s %s", name, result.Outcome, strings.Join(result.Messages, "\n"))
+			}
+			t.Log(strings.Join(result.Messages, "\n"))
+		})
+	}
+}
+
+func raw(objects ...string) []json.RawMessage {
+	var all []json.RawMessage
+	for _, object := range objects {
+		all = append(all, json.RawMessage(object))
+	}
+	return all
+}
