@@ -89,7 +89,7 @@ var catches = map[string]string{
 	"device-not-freed":            "unprepare/frees-the-device",
 	"unprepare-reads-claim":       "unprepare/without-api-server",
 
-	"no-checkpoint":              "recovery/unprepare-after-restart",
+	"no-checkpoint":              "recovery/no-device-twice-after-restart",
 	"removes-specs-on-stop":      "recovery/cdi-specs-outlive-restart",
 	"keeps-claims-that-are-gone": "recovery/claim-deleted-while-down",
 	"exits-without-api-server":   "recovery/api-server-away",

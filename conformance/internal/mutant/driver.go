@@ -62,7 +62,11 @@ func (d *driver) run(ctx context.Context) error {
 		kubeletplugin.Serialize(false), // the driver has a lock of its own
 		kubeletplugin.HealthService(false),
 	}
-	helper, err := kubeletplugin.Start(ctx, d, opts...)
+	running := ctx
+	if d.fault == "keeps-socket" {
+		running = context.WithoutCancel(ctx) // the helper ends with its context
+	}
+	helper, err := kubeletplugin.Start(running, d, opts...)
 	if err != nil {
 		return err
 	}
