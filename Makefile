@@ -12,6 +12,8 @@ export CGO_ENABLED ?= 0
 VERSION := $(shell sed -n 's/^appVersion: *"\{0,1\}\([^"]*\)"\{0,1\}$$/\1/p' deployments/helm/simgpu/Chart.yaml)
 BIN     := bin
 DEMO    ?= two-llamas
+# whom `make conformance` tests
+DRIVER  ?= simgpu
 # auto: kind where a Docker engine and kind answer, else the embedded local cluster
 CLUSTER ?= auto
 
@@ -79,12 +81,14 @@ vet: ## go vet over all modules
 	go vet ./...
 	cd e2e && go vet ./...
 	cd driver/slices/apirules && go vet ./...
+	cd conformance && go vet ./...
 
 .PHONY: lint
 lint: ## golangci-lint over all modules, with .golangci.yml
 	$(TOOL) golangci-lint run ./...
 	cd e2e && $(TOOL) golangci-lint run --config ../.golangci.yml ./...
 	cd driver/slices/apirules && $(TOOL) golangci-lint run --config ../../../.golangci.yml ./...
+	cd conformance && $(TOOL) golangci-lint run --config ../.golangci.yml ./...
 
 .PHONY: unit
 unit: ## Unit tests with the race detector
@@ -95,6 +99,10 @@ apirules: ## Have the API server code of Kubernetes 1.34 to 1.37 judge what node
 	go build -o $(BIN)/simgpuctl ./cmd/simgpuctl
 	cd driver/slices/apirules && for requirements in go.mod kubernetes-*.mod; do \
 	  go test -modfile=$$requirements -count=1 . -args -simgpuctl $(CURDIR)/$(BIN)/simgpuctl || exit; done
+
+.PHONY: conformance
+conformance: ## Run the conformance kit on simgpu's driver (DRIVER=example or kubernetes: on theirs; ARGS="--focus prepare/")
+	@.ci/conformance $(DRIVER) $(ARGS)
 
 .PHONY: e2e
 e2e: ## Cluster tests on real local clusters, one after the other (RUN=regexp picks some, RETAIN=1 leaves the clusters up)
