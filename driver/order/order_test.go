@@ -32,8 +32,8 @@ func newNode(t *testing.T, groups ...inventory.GPUGroup) *hardware.Node {
 	return node
 }
 
-func dynamic(model string, count int) inventory.GPUGroup {
-	return inventory.GPUGroup{Model: model, Count: count, MIGMode: inventory.MIGDynamic}
+func h100s(count int) inventory.GPUGroup {
+	return inventory.GPUGroup{Model: h100, Count: count, MIGMode: inventory.MIGDynamic}
 }
 
 // everyNode has nodes of each model of the catalogue in each mode that it has figures for.
@@ -118,7 +118,7 @@ func TestVendorOrderIsThatOfTheHardware(t *testing.T) {
 
 // The known order of NVIDIA's driver is in no table here: it comes out of the counters.
 func TestPackedIsNVIDIAsOrderOnH100(t *testing.T) {
-	groups := NewPublisher(Packed).Groups(newNode(t, dynamic(h100, 1)), deviceslices.Split, nil)
+	groups := NewPublisher(Packed).Groups(newNode(t, h100s(1)), deviceslices.Split, nil)
 	for profile, want := range map[string][]string{
 		"1g.10gb":    {"0:6", "0:4", "0:5", "0:0", "0:1", "0:2", "0:3"},
 		"1g.10gb+me": {"0:6", "0:4", "0:5", "0:0", "0:1", "0:2", "0:3"},
@@ -327,7 +327,7 @@ func TestAdaptive(t *testing.T) {
 			[]string{"1:6", "1:4", "1:5", "1:0", "1:1", "1:2", "1:3", "0:6"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			groups := NewPublisher(Adaptive).Groups(newNode(t, dynamic(h100, test.gpus)), deviceslices.Split, set(test.taken...))
+			groups := NewPublisher(Adaptive).Groups(newNode(t, h100s(test.gpus)), deviceslices.Split, set(test.taken...))
 			if got := starts(groups, profile); !slices.Equal(got[:len(test.want)], test.want) {
 				t.Errorf("got %v, want %v first", got, test.want)
 			}
@@ -336,7 +336,7 @@ func TestAdaptive(t *testing.T) {
 }
 
 func TestAnOrderIsKeptAsLongAsItsFirstChoicesAreBest(t *testing.T) {
-	node := newNode(t, dynamic(h100, 8))
+	node := newNode(t, h100s(8))
 	p := NewPublisher(Adaptive)
 	before := p.Groups(node, deviceslices.Split, nil)
 	// What a row of claims for one profile takes first changes nothing that comes after.
@@ -371,9 +371,9 @@ func TestAnOrderIsKeptAsLongAsItsFirstChoicesAreBest(t *testing.T) {
 
 func TestOtherHardwareIsOrderedAtOnce(t *testing.T) {
 	p := NewPublisher(Adaptive)
-	p.Groups(newNode(t, dynamic(h100, 2)), deviceslices.Split, nil)
+	p.Groups(newNode(t, h100s(2)), deviceslices.Split, nil)
 	taken := set("gpu-1-mig-4g40gb-5-0")
-	three := newNode(t, dynamic(h100, 3))
+	three := newNode(t, h100s(3))
 	got := listed(p.Groups(three, deviceslices.Split, taken))
 	if want := listed(NewPublisher(Adaptive).Groups(three, deviceslices.Split, taken)); p.More() || !slices.Equal(got, want) {
 		t.Errorf("more: %v; %s", p.More(), gocmp.Diff(want, got))
@@ -394,7 +394,7 @@ func TestSharedDevicesAreFilledUp(t *testing.T) {
 
 func TestAdaptiveSlicesKeepTheLimits(t *testing.T) {
 	for _, gpus := range []int{1, 2, 8, 9, 16, 32} {
-		node := newNode(t, dynamic(h100, gpus))
+		node := newNode(t, h100s(gpus))
 		for _, layout := range []deviceslices.Layout{deviceslices.Combined, deviceslices.Split} {
 			resources, err := NewPublisher(Adaptive).Resources(node, layout, nil)
 			if err != nil {
