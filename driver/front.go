@@ -278,14 +278,18 @@ func (f *front) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplu
 		p, changed := f.plugin, f.changed
 		f.mu.Unlock()
 		watching, stop := context.WithCancel(ctx)
-		ended := make(chan error, 1)
+		ended := make(chan struct{})
+		var watchErr error
 		if p != nil {
-			go func() { ended <- p.WatchHealthStatus(watching, reports) }()
+			go func() {
+				defer close(ended)
+				watchErr = p.WatchHealthStatus(watching, reports)
+			}()
 		}
 		select {
-		case err := <-ended:
+		case <-ended:
 			stop()
-			return err
+			return watchErr
 		case <-ctx.Done():
 		case <-changed:
 		}
@@ -293,8 +297,10 @@ func (f *front) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplu
 		if p != nil {
 			<-ended
 		}
-		if ctx.Err() != nil {
+		select {
+		case <-ctx.Done():
 			return nil
+		default:
 		}
 	}
 }

@@ -57,7 +57,7 @@ func (n *testNode) startFaulty() *faultyProcess {
 		n.t.Fatal(err)
 	}
 	node.crash = func() { p.crashes++ }
-	p.node, p.process.waypoints = node, node
+	p.node, p.waypoints = node, node
 	p.plugin = &plugin{claims: p.process.claims, faults: node, reporter: p.events.reporter(), metrics: node.metrics}
 	return p
 }
@@ -319,7 +319,7 @@ func TestFailingUnprepareKeepsTheClaim(t *testing.T) {
 	}
 }
 
-func (p *faultyProcess) preparedClaims() int { return len(p.process.preparedKeys()) }
+func (p *faultyProcess) preparedClaims() int { return len(p.preparedKeys()) }
 
 func TestHangingPrepare(t *testing.T) {
 	hang := faults.Fault{ID: "f", Device: left0, Type: faults.HangPrepare}
@@ -363,7 +363,7 @@ func TestHangingPrepare(t *testing.T) {
 	t.Run("until the driver stops", func(t *testing.T) {
 		p, _, cancel, ended := start(t)
 		defer cancel()
-		p.plugin.stop()
+		p.stop()
 		if err := <-ended; !errors.Is(err, errStopping) {
 			t.Error(err)
 		}

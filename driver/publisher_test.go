@@ -159,8 +159,8 @@ func startPublishingIn(t *testing.T, o order.Order, interval, resync time.Durati
 			return p.fleet
 		},
 	})
-	writer := &sliceWriter{client: api, driverName: driverName, nodeName: nodeName, failed: p.publisher.writeFailed}
-	p.publisher.publish = writer.write
+	writer := &sliceWriter{client: api, driverName: driverName, nodeName: nodeName, failed: p.writeFailed}
+	p.publish = writer.write
 	var background sync.WaitGroup
 	background.Go(func() { p.run(ctx) })
 	p.stop = sync.OnceFunc(func() {

@@ -13,9 +13,9 @@ import (
 	deviceslices "github.com/simgpu/simgpu/driver/slices"
 )
 
-// static is a group of H100s with a layout such as "3g.40gb@4 1g.10gb@0".
-func static(count int, layout string) inventory.GPUGroup {
-	group := inventory.GPUGroup{Model: "h100-sxm5-80gb", Count: count, MIGMode: inventory.MIGStatic}
+// static is an H100 with a layout such as "3g.40gb@4 1g.10gb@0".
+func static(layout string) inventory.GPUGroup {
+	group := inventory.GPUGroup{Model: "h100-sxm5-80gb", Count: 1, MIGMode: inventory.MIGStatic}
 	for field := range strings.FieldsSeq(layout) {
 		profile, at, _ := strings.Cut(field, "@")
 		start, err := strconv.Atoi(at)
@@ -49,7 +49,7 @@ func expectState(t *testing.T, when string, p *process, want ...string) {
 
 func TestFixedPartitionsArePreparedSideBySide(t *testing.T) {
 	n := newTestNode(t)
-	p := n.start(static(1, "1g.10gb@0 1g.10gb@1 3g.40gb@4"))
+	p := n.start(static("1g.10gb@0 1g.10gb@1 3g.40gb@4"))
 	for _, device := range []string{"gpu-0-mig-1g10gb-19-0", "gpu-0-mig-1g10gb-19-1", "gpu-0-mig-3g40gb-9-4"} {
 		c := n.inject(p.mustPrepare(t, claimOf(device, []string{device}))...)
 		uuid := p.stock.device(device).UUID
@@ -74,7 +74,7 @@ func TestFixedPartitionsArePreparedSideBySide(t *testing.T) {
 
 // TestFixedPartitionsNeedNoCounters publishes them where the API server drops counters.
 func TestFixedPartitionsNeedNoCounters(t *testing.T) {
-	p := newTestNode(t).start(static(1, "1g.10gb@0 3g.40gb@4"), inventory.GPUGroup{Model: "h100-sxm5-80gb", Count: 1, MIGMode: inventory.MIGDynamic})
+	p := newTestNode(t).start(static("1g.10gb@0 3g.40gb@4"), inventory.GPUGroup{Model: "h100-sxm5-80gb", Count: 1, MIGMode: inventory.MIGDynamic})
 	resources, err := resourcesOf(nodeName, driverName, fleet{stock: p.stock}, deviceslices.Split, apiLimits{noPartitions: true}, deviceslices.Resources)
 	if err != nil {
 		t.Fatal(err)
@@ -87,7 +87,7 @@ func TestFixedPartitionsNeedNoCounters(t *testing.T) {
 // TestModeChangesWait keeps a GPU as it is while one of its partitions is in use, whatever its mode becomes.
 func TestModeChangesWait(t *testing.T) {
 	dynamic, disabled := h100s(1)[0], inventory.GPUGroup{Model: "h100-sxm5-80gb", Count: 1, MIGMode: inventory.MIGDisabled}
-	layout, other := static(1, "1g.10gb@0 3g.40gb@4"), static(1, "2g.20gb@0 3g.40gb@4")
+	layout, other := static("1g.10gb@0 3g.40gb@4"), static("2g.20gb@0 3g.40gb@4")
 	states := map[string]string{}
 	for name, group := range map[string]inventory.GPUGroup{"dynamic": dynamic, "disabled": disabled, "static": layout, "other layout": other} {
 		states[name] = newTestNode(t).start(group).state()[0]
@@ -134,7 +134,7 @@ func TestSeveralModelsOnANode(t *testing.T) {
 	groups := []inventory.GPUGroup{
 		{Model: "a30-24gb", Count: 1, MIGMode: inventory.MIGDynamic},
 		{Model: "rtx-pro-6000-96gb", Count: 1, MIGMode: inventory.MIGDynamic},
-		static(1, "7g.80gb@0"),
+		static("7g.80gb@0"),
 		{Model: "l4-24gb", Count: 1, MIGMode: inventory.MIGDisabled},
 	}
 	n := newTestNode(t)
