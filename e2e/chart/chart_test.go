@@ -598,7 +598,10 @@ var optionCases = map[string]struct {
 	"grafanaDashboard.annotations": {"grafanaDashboard: {enabled: true, annotations: {grafana_folder: GPUs}}", func(t *testing.T, r objects) any {
 		return get[*corev1.ConfigMap](t, r, "simgpu-dashboard").Annotations["grafana_folder"]
 	}, "GPUs"},
-	"updateStrategy.maxUnavailable": {"updateStrategy: {maxUnavailable: 10%}", func(t *testing.T, r objects) any {
+	"updateStrategy.maxSurge": {"updateStrategy: {maxSurge: 10%}", func(t *testing.T, r objects) any {
+		return daemonSet(t, r).Spec.UpdateStrategy.RollingUpdate.MaxSurge.String()
+	}, "10%"},
+	"updateStrategy.maxUnavailable": {"updateStrategy: {maxSurge: 0, maxUnavailable: 10%}", func(t *testing.T, r objects) any {
 		return daemonSet(t, r).Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.String()
 	}, "10%"},
 	"priorityClassName": {"priorityClassName: mine", func(t *testing.T, r objects) any {
@@ -677,7 +680,8 @@ func TestBadValuesAreRefused(t *testing.T) {
 		"no Prometheus Operator":      {"serviceMonitor: {enabled: true}", []string{"does not serve " + prometheusOperator, "--api-versions"}},
 		"verbosity is a word":         {"logVerbosity: debug", []string{"/logVerbosity", "want integer"}},
 		"unknown log format":          {"logFormat: xml", []string{"/logFormat", "'json'"}},
-		"no pod may be updated":       {"updateStrategy: {maxUnavailable: 0}", []string{"/updateStrategy/maxUnavailable"}},
+		"no pod may be updated":       {"updateStrategy: {maxSurge: 0}", []string{"/updateStrategy", "oneOf"}},
+		"two kinds of update":         {"updateStrategy: {maxUnavailable: 1}", []string{"/updateStrategy", "oneOf"}},
 		"no quantity":                 {"resources: {limits: {memory: lots}}", []string{"/resources/limits/memory"}},
 		"claims of the driver itself": {"resources: {claims: []}", []string{"/resources", "additional properties 'claims' not allowed"}},
 		"node label is no string":     {"nodeSelector: {gpu: true}", []string{"/nodeSelector/gpu", "want string"}},
