@@ -90,7 +90,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	defer dcgm.stop()
 
 	metadata := newMetadata(d.paths.metadata, d.opts.CDIDir, d.opts.DriverName, d.has)
-	d.front = newFront(d.opts, metadata, d.metrics, fatal, ctx.Done())
+	d.front = newFront(d.opts, metadata, d.metrics, fatal)
 	err = d.serve(ctx, running)
 	cause := context.Cause(ctx)
 	switch {

@@ -141,7 +141,12 @@ func (r *runningDriver) expectReady(t *testing.T) {
 // register does what the kubelet does when it finds the registration socket.
 func (n *wholeNode) register() draapi.DRAPluginClient {
 	n.t.Helper()
-	socket := filepath.Join(n.opts.KubeletRegistrarDir, driverName+"-reg.sock")
+	return n.registerAt(driverName + "-reg.sock")
+}
+
+func (n *wholeNode) registerAt(name string) draapi.DRAPluginClient {
+	n.t.Helper()
+	socket := filepath.Join(n.opts.KubeletRegistrarDir, name)
 	eventually(n.t, "registration socket", func() (bool, any) {
 		_, err := os.Stat(socket)
 		return err == nil, err

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -35,6 +36,8 @@ const (
 	answerWithin = 40 * time.Second
 	// passAgain is how soon a call is passed on again that reached nobody.
 	passAgain = 50 * time.Millisecond
+	// lingerFor is how long a driver that ends stays for calls that wait.
+	lingerFor = time.Second
 	// passedOn marks calls that come from another driver: they are not passed on again.
 	passedOn = "simgpu-passed-on"
 	// longestSocketPath is the limit of the kernel, without the terminating zero.
@@ -55,7 +58,8 @@ type front struct {
 	metrics    *metrics
 	fatal      func(error)
 	registered <-chan struct{} // closed by the first registration
-	ending     <-chan struct{}
+	stopping   chan struct{}   // closed when calls cannot wait any longer
+	calls      atomic.Int64    // that run
 
 	register func() // closes registered, once
 	helper   *kubeletplugin.Helper
@@ -67,10 +71,10 @@ type front struct {
 
 var _ kubeletplugin.DRAPlugin = &front{}
 
-func newFront(opts Options, metadata *metadataFiles, metrics *metrics, fatal func(error), ending <-chan struct{}) *front {
+func newFront(opts Options, metadata *metadataFiles, metrics *metrics, fatal func(error)) *front {
 	registered := make(chan struct{})
 	return &front{
-		opts: opts, paths: opts.paths(), metadata: metadata, metrics: metrics, fatal: fatal, ending: ending,
+		opts: opts, paths: opts.paths(), metadata: metadata, metrics: metrics, fatal: fatal, stopping: make(chan struct{}),
 		owners:     newOwnership(opts.paths().plugin, opts.serviceSocket(), registered),
 		registered: registered, register: sync.OnceFunc(func() { close(registered) }),
 		changed: make(chan struct{}),
@@ -129,8 +133,15 @@ func (f *front) startHelper(ctx context.Context, plugin kubeletplugin.DRAPlugin)
 	return helper, nil
 }
 
-// stop ends the registration.
-func (f *front) stop() { f.helper.Stop() }
+// stop ends the registration. Calls that are waiting get the chance to go on to another driver, which may
+// just have become the owner.
+func (f *front) stop() {
+	for deadline := time.Now().Add(lingerFor); f.calls.Load() > 0 && time.Now().Before(deadline); {
+		time.Sleep(passAgain)
+	}
+	close(f.stopping)
+	f.helper.Stop()
+}
 
 // open sends calls to a plugin from now on; nil: to whoever else works.
 func (f *front) open(p *plugin) {
@@ -188,6 +199,8 @@ func (f *front) intercept(ctx context.Context, request any, info *grpc.UnaryServ
 		}
 		return answer, err
 	}
+	f.calls.Add(1)
+	defer f.calls.Add(-1)
 	refuse := func(err error) (any, error) {
 		f.metrics.refused(call.operation, call.claims(request), err)
 		return nil, err
@@ -214,7 +227,7 @@ func (f *front) intercept(ctx context.Context, request any, info *grpc.UnaryServ
 		select {
 		case <-waiting.Done():
 			return refuse(fmt.Errorf("no driver on this node has taken the call within %v (%w): %w", answerWithin, waiting.Err(), err))
-		case <-f.ending:
+		case <-f.stopping:
 			return refuse(errStopping)
 		case <-changed:
 		case <-time.After(passAgain):

@@ -111,7 +111,7 @@ func (m *machinery) serve() {
 			n.t.Error(err)
 		}
 	}
-	f := newFront(d.opts, m.reconciler.metadata, m.reconciler.metrics, fatal, n.t.Context().Done())
+	f := newFront(d.opts, m.reconciler.metadata, m.reconciler.metrics, fatal)
 	f.open(&plugin{claims: m.claims, reconciler: m.reconciler, reporter: m.reconciler.reporter, metrics: m.reconciler.metrics})
 	if m.helper, err = f.startHelper(n.quiet(), watchedFront{f, m}); err != nil {
 		n.t.Fatal(err)
