@@ -121,8 +121,10 @@ func newClient(kubeconfig string, requests *driver.APIRequests) (kubernetes.Inte
 	if err != nil {
 		return nil, fmt.Errorf("find the API server: %w", err)
 	}
-	// Every prepare begins with a request for its claim; pods come in bursts.
-	config.QPS, config.Burst = 50, 100
+	// Every prepare begins with a request for its claim, and pods come in bursts: a limit here would be one on
+	// how fast they start. What the driver asks is bounded by what the kubelet asks of it, and the API server
+	// has limits of its own.
+	config.QPS = -1
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	rest.AddUserAgent(config, "simgpu-kubelet-plugin")
