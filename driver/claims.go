@@ -120,6 +120,11 @@ func (c *claims) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	defer unlock()
 
 	results := c.results(claim)
+	for _, r := range results {
+		if err := checkRequestName(r); err != nil {
+			return nil, because(failedConfig, fmt.Errorf("claim %s: %w", klog.KObj(claim), err))
+		}
+	}
 	if current, ok := c.lookup(claim.UID); ok {
 		same := sameAllocation(current, results)
 		if same && current.State == checkpoint.Prepared {

@@ -140,7 +140,7 @@
 //	resource.k8s.io resourceclaims  get; with an attach delay list, watch
 //	resource.k8s.io resourceclaims/status  patch
 //	resource.k8s.io resourceclaims/driver  associated-node:patch, for the driver's name (Kubernetes 1.36 and later)
-//	resource.k8s.io resourceslices  get, list, watch, create, update, patch, delete
+//	resource.k8s.io resourceslices  list, watch, create, update, delete
 //	nodes                           get, list, watch (always with the name of the own node)
 //	events                          create, patch (in the namespaces of claims, and in "default" for the node)
 //

@@ -582,7 +582,7 @@ func TestPermissionsUsed(t *testing.T) {
 	}
 	granted := []string{
 		"get resourceclaims", "patch resourceclaims/status", "get nodes", "list nodes", "watch nodes", "create events", "patch events", "get version",
-		"get resourceslices", "list resourceslices", "watch resourceslices", "create resourceslices", "update resourceslices", "patch resourceslices", "delete resourceslices",
+		"list resourceslices", "watch resourceslices", "create resourceslices", "update resourceslices", "delete resourceslices",
 	}
 	n.api.mu.Lock()
 	defer n.api.mu.Unlock()

@@ -168,7 +168,14 @@ func (f *front) enter() (p *plugin, done func(), changed <-chan struct{}) {
 type claimCall struct {
 	operation string
 	newAnswer func() any
-	claims    func(request any) int
+	claims    func(request any) []sentClaim
+}
+
+// sentClaim is how the kubelet names a claim, whatever the version.
+type sentClaim interface {
+	GetNamespace() string
+	GetName() string
+	GetUid() string //nolint:revive // so in the generated code
 }
 
 // claimCalls are all of them, in the versions that kubelets use.
@@ -179,11 +186,17 @@ var claimCalls = map[string]claimCall{
 	drapbv1beta1.DRAPlugin_NodeUnprepareResources_FullMethodName: callOf[drapbv1beta1.NodeUnprepareResourcesResponse](opUnprepare, (*drapbv1beta1.NodeUnprepareResourcesRequest).GetClaims),
 }
 
-func callOf[Answer, Request, Claim any](operation string, claims func(*Request) []*Claim) claimCall {
+func callOf[Answer, Request any, Claim sentClaim](operation string, claims func(*Request) []Claim) claimCall {
 	return claimCall{
 		operation: operation,
 		newAnswer: func() any { return new(Answer) },
-		claims:    func(request any) int { return len(claims(request.(*Request))) },
+		claims: func(request any) []sentClaim {
+			var sent []sentClaim
+			for _, claim := range claims(request.(*Request)) {
+				sent = append(sent, claim)
+			}
+			return sent
+		},
 	}
 }
 
@@ -199,10 +212,16 @@ func (f *front) intercept(ctx context.Context, request any, info *grpc.UnaryServ
 		}
 		return answer, err
 	}
+	sent := call.claims(request)
+	for _, claim := range sent {
+		if err := checkClaimName(claim.GetNamespace(), claim.GetName(), types.UID(claim.GetUid())); err != nil {
+			return nil, status.Error(codes.InvalidArgument, err.Error())
+		}
+	}
 	f.calls.Add(1)
 	defer f.calls.Add(-1)
 	refuse := func(err error) (any, error) {
-		f.metrics.refused(call.operation, call.claims(request), err)
+		f.metrics.refused(call.operation, len(sent), err)
 		return nil, err
 	}
 	waiting, cancel := context.WithTimeout(ctx, answerWithin)

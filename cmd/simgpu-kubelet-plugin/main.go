@@ -54,6 +54,8 @@ func newCommand(getenv func(string) string, run func(context.Context, config) er
 		RunE:          func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), c) },
 	}
 	c.addFlags(cmd.Flags(), getenv)
+	cmd.AddCommand(newInUseCommand())
+	cmd.CompletionOptions.DisableDefaultCmd = true
 	return cmd
 }
 

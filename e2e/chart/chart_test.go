@@ -18,11 +18,14 @@ import (
 	helmutil "helm.sh/helm/v4/pkg/chart/v2/util"
 	"helm.sh/helm/v4/pkg/engine"
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
@@ -37,13 +40,17 @@ import (
 
 func TestDefaultsRenderEverythingOnce(t *testing.T) {
 	want := []string{
+		"ClusterRole/simgpu-in-use",
 		"ClusterRole/simgpu-kubelet-plugin",
+		"ClusterRoleBinding/simgpu-in-use",
 		"ClusterRoleBinding/simgpu-kubelet-plugin",
 		"ConfigMap/simgpu-inventory",
 		"DaemonSet/simgpu-kubelet-plugin",
 		"DeviceClass/gpu.nvidia.com",
 		"DeviceClass/mig.nvidia.com",
+		"Job/simgpu-in-use",
 		"ResourceQuota/simgpu-critical-pods",
+		"ServiceAccount/simgpu-in-use",
 		"ServiceAccount/simgpu-kubelet-plugin",
 		"ValidatingAdmissionPolicy/simgpu-kubelet-plugin-own-node",
 		"ValidatingAdmissionPolicyBinding/simgpu-kubelet-plugin-own-node",
@@ -255,7 +262,7 @@ func TestRBACIsExact(t *testing.T) {
 		{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceclaims"}, Verbs: []string{"get"}},
 		{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceclaims/status"}, Verbs: []string{"patch"}},
 		{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceclaims/driver"}, Verbs: []string{"associated-node:patch"}, ResourceNames: []string{"gpu.nvidia.com"}},
-		{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceslices"}, Verbs: []string{"get", "list", "watch", "create", "update", "patch", "delete"}},
+		{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceslices"}, Verbs: []string{"list", "watch", "create", "update", "delete"}},
 		{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "watch"}},
 		{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
 	}
@@ -268,6 +275,41 @@ func TestRBACIsExact(t *testing.T) {
 	}
 	if want := (rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "ClusterRole", Name: "simgpu-kubelet-plugin"}); binding.RoleRef != want {
 		t.Errorf("role %v, want %v", binding.RoleRef, want)
+	}
+}
+
+// The job that looks for users before an uninstallation may read claims and nothing else, and meets the strictest level of
+// Pod Security, since whoever enforces that must be able to uninstall.
+func TestUninstallHook(t *testing.T) {
+	rendered := render(t, "")
+	want := []rbacv1.PolicyRule{{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceclaims"}, Verbs: []string{"list"}}}
+	if got := get[*rbacv1.ClusterRole](t, rendered, "simgpu-in-use").Rules; !reflect.DeepEqual(got, want) {
+		t.Errorf("rules:\ngot  %v\nwant %v", got, want)
+	}
+	job := get[*batchv1.Job](t, rendered, "simgpu-in-use")
+	for name, object := range map[string]metav1.Object{
+		"job":     job,
+		"account": get[*corev1.ServiceAccount](t, rendered, "simgpu-in-use"),
+		"role":    get[*rbacv1.ClusterRole](t, rendered, "simgpu-in-use"),
+		"binding": get[*rbacv1.ClusterRoleBinding](t, rendered, "simgpu-in-use"),
+	} {
+		if got := object.GetAnnotations()["helm.sh/hook"]; got != "pre-delete" {
+			t.Errorf("%s is a hook of %q", name, got)
+		}
+	}
+	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	level := podsecurity.LevelVersion{Level: podsecurity.LevelRestricted, Version: podsecurity.LatestVersion()}
+	for _, result := range evaluator.EvaluatePod(level, &job.Spec.Template.ObjectMeta, &job.Spec.Template.Spec) {
+		if !result.Allowed {
+			t.Errorf("%s: %s", result.ForbiddenReason, result.ForbiddenDetail)
+		}
+	}
+	// The DaemonSet must not take its pods for its own.
+	if selector := labels.SelectorFromSet(daemonSet(t, rendered).Spec.Selector.MatchLabels); selector.Matches(labels.Set(job.Spec.Template.Labels)) {
+		t.Errorf("%s selects %v", selector, job.Spec.Template.Labels)
 	}
 }
 
@@ -598,6 +640,9 @@ var optionCases = map[string]struct {
 	"grafanaDashboard.annotations": {"grafanaDashboard: {enabled: true, annotations: {grafana_folder: GPUs}}", func(t *testing.T, r objects) any {
 		return get[*corev1.ConfigMap](t, r, "simgpu-dashboard").Annotations["grafana_folder"]
 	}, "GPUs"},
+	"uninstall.refuseWhileInUse": {"uninstall: {refuseWhileInUse: false}", func(t *testing.T, r objects) any {
+		return r["Job/simgpu-in-use"] == nil && r["ClusterRole/simgpu-in-use"] == nil
+	}, true},
 	"updateStrategy.maxSurge": {"updateStrategy: {maxSurge: 10%}", func(t *testing.T, r objects) any {
 		return daemonSet(t, r).Spec.UpdateStrategy.RollingUpdate.MaxSurge.String()
 	}, "10%"},

@@ -75,3 +75,18 @@ mig.{{ include "simgpu.domain" . }}
 {{- end -}}
 {{- with $affinity }}{{ toYaml . }}{{ end -}}
 {{- end -}}
+
+{{/* Of the job that looks for users; not what finds the driver's pods. */}}
+{{- define "simgpu.inUseLabels" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: in-use
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+
+{{/* A hook of that weight which is run before the release is deleted. */}}
+{{- define "simgpu.inUseHook" -}}
+helm.sh/hook: pre-delete
+helm.sh/hook-weight: {{ . | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded,hook-failed
+{{- end -}}
