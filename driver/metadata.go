@@ -114,6 +114,8 @@ func readObject(file string) (*metav1.PartialObjectMetadata, error) {
 	return object, json.NewDecoder(f).Decode(object)
 }
 
+// write does not wait for the disk: a machine that crashes takes all containers with it, and the kubelet has
+// their claims prepared anew, which writes the files again.
 func (m *metadataFiles) write(path string, data []byte, perm os.FileMode) error {
 	if filepath.Dir(path) == filepath.Clean(m.cdiDir) {
 		var err error
@@ -122,12 +124,12 @@ func (m *metadataFiles) write(path string, data []byte, perm os.FileMode) error 
 			return fmt.Errorf("device metadata: %s: %w", path, err)
 		}
 		if of != "" {
-			if err := durable.WriteFile(filepath.Join(filepath.Dir(of), specCopy), data, perm, nil); err != nil {
+			if err := durable.Replace(filepath.Join(filepath.Dir(of), specCopy), data, perm); err != nil {
 				return fmt.Errorf("device metadata: %w", err)
 			}
 		}
 	}
-	return durable.WriteFile(m.place(path), data, perm, nil)
+	return durable.Replace(m.place(path), data, perm)
 }
 
 // place is where a path of the helper is on disk.

@@ -32,7 +32,7 @@ type session struct {
 // work is a session from begin to end: it takes up what the last owner of the node's state left, works
 // until the context ends, and leaves everything as the next owner expects it. Calls that run then come to
 // their end first; it waits for them until gone says that there is no time for that.
-func (d *Driver) work(until context.Context, gone <-chan time.Time) error {
+func (d *Driver) work(until context.Context, gone <-chan time.Time) (err error) {
 	// Everything ends in the reverse order of its start, so the signal to stop must not reach it directly.
 	running, stop := context.WithCancel(context.WithoutCancel(until))
 	defer stop()
@@ -40,6 +40,7 @@ func (d *Driver) work(until context.Context, gone <-chan time.Time) error {
 
 	sockets := deviceapi.NewServer(deviceapi.ServerOptions{Logger: slog.New(logr.ToSlogHandler(logger))})
 	defer sockets.Stop()
+	defer func() { err = errors.Join(err, sockets.Close(d.paths.node)) }()
 	claims, err := d.openClaims(sockets)
 	if err != nil {
 		return err

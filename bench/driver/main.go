@@ -161,8 +161,8 @@ func (b *bench) claims(ctx context.Context) (err error) {
 		return err
 	}
 	fmt.Fprintf(b.out, "Claims, each for a 1g.10gb of one of %d H100; times are medians, per claim\n\n", gpus)
-	fmt.Fprintln(b.out, "| prepared already | at a time | two file writes | API read | floor | prepare | of floor | unprepare | prepares/s | of floor | unprepares/s |")
-	fmt.Fprintln(b.out, "|---|---|---|---|---|---|---|---|---|---|---|")
+	fmt.Fprintln(b.out, "| prepared already | at a time | two file writes | API read | floor | prepare | of floor | unprepare | prepares/s | of floor | unprepares/s | CPU of the driver for both |")
+	fmt.Fprintln(b.out, "|---|---|---|---|---|---|---|---|---|---|---|---|")
 	prepared := 0
 	for _, want := range []int{0, 100, 1000} {
 		for ; prepared < want; prepared += 50 {
@@ -186,6 +186,10 @@ func (b *bench) level(ctx context.Context, n *node, prepared int, claims []*reso
 		return err
 	}
 	record := make([]byte, 1024) // the size of a checkpoint
+	before, err := n.cpu()
+	if err != nil {
+		return err
+	}
 	// In turns, so that whatever else the machine does meets all of them.
 	for range b.rounds(len(claims)) {
 		for _, step := range []struct {
@@ -210,11 +214,15 @@ func (b *bench) level(ctx context.Context, n *node, prepared int, claims []*reso
 			step.into.add(round)
 		}
 	}
+	after, err := n.cpu()
+	if err != nil {
+		return err
+	}
 	floor := writes.median() + read.median()
 	floorRate := 1 / (1/writes.rate() + 1/read.rate())
-	fmt.Fprintf(b.out, "| %d | %d | %s | %s | %s | %s | **%.2f** | %s | %.0f | **%.2f** | %.0f |\n", prepared, len(claims),
+	fmt.Fprintf(b.out, "| %d | %d | %s | %s | %s | %s | **%.2f** | %s | %.0f | **%.2f** | %.0f | %s |\n", prepared, len(claims),
 		ms(writes.median()), ms(read.median()), ms(floor), ms(prepare.median()), prepare.median().Seconds()/floor.Seconds(), ms(unprepare.median()),
-		prepare.rate(), floorRate/prepare.rate(), unprepare.rate())
+		prepare.rate(), floorRate/prepare.rate(), unprepare.rate(), ms((after-before)/time.Duration(len(prepare.each))))
 	return nil
 }
 

@@ -17,7 +17,20 @@ const tempSuffix = ".tmp"
 // WriteFile replaces path with data: a temporary file in the same folder is written, synced, handed
 // to verify (if that is not nil) and renamed, and then the folder is synced. Unless the folder sync
 // fails, an error means that path is as it was.
-func WriteFile(path string, data []byte, perm fs.FileMode, verify func(tmp string) error) (err error) {
+func WriteFile(path string, data []byte, perm fs.FileMode, verify func(tmp string) error) error {
+	if err := replace(path, data, perm, (*os.File).Sync, verify); err != nil {
+		return err
+	}
+	return SyncDir(filepath.Dir(path))
+}
+
+// Replace is WriteFile for what need not outlast the machine: readers see the old file or the new one, but a
+// crash of the machine, not of the process, may leave an empty or an older one.
+func Replace(path string, data []byte, perm fs.FileMode) error {
+	return replace(path, data, perm, func(*os.File) error { return nil }, nil)
+}
+
+func replace(path string, data []byte, perm fs.FileMode, sync func(*os.File) error, verify func(tmp string) error) (err error) {
 	dir := filepath.Dir(path)
 	tmp, err := os.CreateTemp(dir, tempPrefix(filepath.Base(path))+".*"+tempSuffix)
 	if err != nil {
@@ -34,7 +47,7 @@ func WriteFile(path string, data []byte, perm fs.FileMode, verify func(tmp strin
 		err = tmp.Chmod(perm)
 	}
 	if err == nil {
-		err = tmp.Sync()
+		err = sync(tmp)
 	}
 	if err = errors.Join(err, tmp.Close()); err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
@@ -47,7 +60,7 @@ func WriteFile(path string, data []byte, perm fs.FileMode, verify func(tmp strin
 	if err := os.Rename(tmp.Name(), path); err != nil {
 		return fmt.Errorf("replace %s: %w", path, err)
 	}
-	return SyncDir(dir)
+	return nil
 }
 
 // Rename moves a file inside its folder.
