@@ -103,4 +103,3 @@ func hasDevices(claim resourceapi.ResourceClaim, driverName string) bool {
 	}
 	return false
 }
-
