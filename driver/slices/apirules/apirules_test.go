@@ -40,7 +40,7 @@ var simgpuctl = flag.String("simgpuctl", "", "the simgpuctl to render slices wit
 // node is what simgpuctl is asked to render.
 type node struct {
 	model string
-	mig   string // "" is dynamic for models that can be divided
+	mig   string // "" is dynamic for models that can be divided; with static the layout follows, after a space
 	gpus  int
 }
 
@@ -73,7 +73,11 @@ func run(ctx context.Context, args ...string) ([]byte, error) {
 func (n node) render(ctx context.Context, version string) ([]resourceapi.ResourceSlice, error) {
 	args := []string{"render", "--model", n.model, "--gpus", strconv.Itoa(n.gpus), "--node", "node", "--kubernetes", version, "-o", "json"}
 	if n.mig != "" {
-		args = append(args, "--mig", n.mig)
+		mode, layout, _ := strings.Cut(n.mig, " ")
+		args = append(args, "--mig", mode)
+		if layout != "" {
+			args = append(args, "--partitions", layout)
+		}
 	}
 	out, err := run(ctx, args...)
 	if err != nil {
@@ -110,7 +114,7 @@ func (n node) mustRender(t *testing.T, version string) []resourceapi.ResourceSli
 // unsourced are models that cannot be simulated, as figures are missing without which there is nothing to publish.
 var unsourced = []string{"gh200-144gb"}
 
-// nodes are all that are looked at: every model, divided if it can be and as a whole.
+// nodes are all that are looked at: every model, as a whole and, if it can be divided, on demand and for good.
 func nodes(t *testing.T) []node {
 	t.Helper()
 	files, err := filepath.Glob("../../../profiles/catalogue/*/*.yaml")
@@ -123,7 +127,11 @@ func nodes(t *testing.T) []node {
 		if model == "vendor" || slices.Contains(unsourced, model) {
 			continue
 		}
-		for _, mig := range []string{"", "disabled"} {
+		modes := []string{"", "disabled"}
+		if profile := someProfile((node{model, "", 1}).mustRender(t, version)); profile != "" {
+			modes = append(modes, "static "+profile)
+		}
+		for _, mig := range modes {
 			for _, gpus := range sizes {
 				all = append(all, node{model, mig, gpus})
 			}
@@ -132,7 +140,19 @@ func nodes(t *testing.T) []node {
 	if len(all) == 0 {
 		t.Fatal("the catalogue has no models")
 	}
-	return append(all, node{"h100-sxm5-80gb", "", most})
+	return append(all, node{"h100-sxm5-80gb", "static 3g.40gb@4,1g.10gb,1g.10gb", 8}, node{"h100-sxm5-80gb", "", most})
+}
+
+// someProfile is that of a partition in the slices, "" if they have none.
+func someProfile(rendered []resourceapi.ResourceSlice) string {
+	for _, slice := range rendered {
+		for _, device := range slice.Spec.Devices {
+			if profile := device.Attributes["profile"].StringValue; profile != nil {
+				return *profile
+			}
+		}
+	}
+	return ""
 }
 
 // withPartitions switches the feature gate of partitions on or off for the time of the test.
