@@ -83,7 +83,8 @@
 // The layout follows the version of the API server. In a dry run the driver asks the API server which
 // fields it keeps: at the start, every few minutes, and when the connection to it was lost. Where it
 // drops counters, partitions are withdrawn and whole GPUs without a partition in use stay; where it
-// drops taints, devices that would get one are withdrawn. The order of the devices (package order)
+// drops taints, devices that would get one are withdrawn; where it drops what lets claims share a device, a
+// device is for one claim at a time. The order of the devices (package order)
 // decides which one the scheduler takes; where it depends on what is in use, a prepare or unprepare may
 // lead to one slice being rewritten, and others follow at intervals, each a single write that keeps the
 // pool complete and its generation. Ready means that the kubelet has registered the driver and that the
@@ -122,6 +123,7 @@
 //	InvalidInventory, InventoryApplied       the inventory was refused; one after that, or a change, is in force
 //	PartitionsWithdrawn, PartitionsPublished  the API server drops, or keeps again, what tells partitions apart
 //	TaintsDropped, TaintsKept                the same of device taints
+//	SharesDropped, SharesKept                the same of what lets claims share a device
 //	FieldsDropped                            the API server dropped other fields of a slice
 //	PublishFailed                            slices could not be written; told once per cause
 //	CheckpointUnreadable, CheckpointRebuilt  a claim's checkpoint was set aside; it was rebuilt from the API

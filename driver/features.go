@@ -15,6 +15,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 
+	"github.com/simgpu/simgpu/driver/hardware"
 	deviceslices "github.com/simgpu/simgpu/driver/slices"
 )
 
@@ -22,6 +23,7 @@ import (
 const (
 	featurePartitions = "DRAPartitionableDevices"
 	featureTaints     = "DRADeviceTaints"
+	featureShares     = "DRAConsumableCapacity"
 )
 
 // apiLimits are features that the API server lacks.
@@ -30,6 +32,8 @@ type apiLimits struct {
 	noPartitions bool
 	// noTaints: it drops device taints.
 	noTaints bool
+	// noShares: it drops what lets several claims share a device.
+	noShares bool
 }
 
 // apiFeature is a feature that what the node publishes depends on.
@@ -70,6 +74,20 @@ var apiFeatures = []apiFeature{
 		backReason:    reasonTaintsKept,
 		back:          "Device taints are kept by the API server, or none is needed",
 	},
+	{
+		gate:    featureShares,
+		lacking: func(l *apiLimits) *bool { return &l.noShares },
+		kept:    func(d resourceapi.Device) bool { return d.AllowMultipleAllocations != nil },
+		matters: func(f fleet) bool {
+			return slices.ContainsFunc(f.stock.gpus, func(g stockGPU) bool {
+				return slices.ContainsFunc(g.Devices, func(d *hardware.Device) bool { return d.Published.AllowMultipleAllocations != nil })
+			})
+		},
+		missingReason: reasonSharesDropped,
+		missing:       "The API server drops what lets claims share a device: a device is for one claim at a time",
+		backReason:    reasonSharesKept,
+		back:          "What lets claims share a device is kept by the API server, or no device is to be shared",
+	},
 }
 
 // distrustFor is how long the API server is not believed that it has a feature after it dropped its fields from slices
@@ -87,9 +105,10 @@ func dryRun(nodeName, driverName string, layout deviceslices.Layout) *resourceap
 			NodeName: &nodeName,
 			Pool:     resourceapi.ResourcePool{Name: nodeName, Generation: 1, ResourceSliceCount: 1},
 			Devices: []resourceapi.Device{{
-				Name:             "dry-run",
-				ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: "counters", Counters: counters}},
-				Taints:           []resourceapi.DeviceTaint{{Key: removedTaint, Effect: resourceapi.DeviceTaintEffectNoSchedule}},
+				Name:                     "dry-run",
+				AllowMultipleAllocations: new(true),
+				ConsumesCounters:         []resourceapi.DeviceCounterConsumption{{CounterSet: "counters", Counters: counters}},
+				Taints:                   []resourceapi.DeviceTaint{{Key: removedTaint, Effect: resourceapi.DeviceTaintEffectNoSchedule}},
 			}},
 		},
 	}
@@ -176,6 +195,23 @@ func (p *publisher) tellFeatures(ctx context.Context, f fleet, api apiLimits) {
 		} else {
 			logger.Info(feature.back, "featureGate", feature.gate)
 			p.reporter.node(corev1.EventTypeNormal, feature.backReason, "%s", feature.back)
+		}
+	}
+}
+
+// unshared makes every device one for a single claim at a time, as it would be without the fields that the API server
+// drops. What is published is another thing then once the API server keeps them.
+func unshared(resources resourceslice.DriverResources) {
+	for _, pool := range resources.Pools {
+		for i := range pool.Slices {
+			for n := range pool.Slices[i].Devices {
+				device := &pool.Slices[i].Devices[n]
+				device.AllowMultipleAllocations = nil
+				for name, capacity := range device.Capacity {
+					capacity.RequestPolicy = nil
+					device.Capacity[name] = capacity
+				}
+			}
 		}
 	}
 }

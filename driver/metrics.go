@@ -33,7 +33,7 @@ const (
 // features whose fields an API server may drop from ResourceSlices, as label values; others count as one.
 const featureOther = "other"
 
-var knownFeatures = []string{featurePartitions, featureTaints, featureOther}
+var knownFeatures = []string{featurePartitions, featureTaints, featureShares, featureOther}
 
 // metrics are what the driver exports. All series exist from the start, and none comes later.
 type metrics struct {

@@ -51,6 +51,9 @@ func resourcesOf(nodeName, driverName string, f fleet, layout deviceslices.Layou
 	if err != nil {
 		return resources, err
 	}
+	if api.noShares {
+		unshared(resources)
+	}
 	f.taintBroken(resources, layout, api)
 	if !f.usageMatters(api) {
 		return resources, nil

@@ -376,6 +376,45 @@ func TestServerThatDropsTaints(t *testing.T) {
 	p.events.expect(t, reasonTaintsKept)
 }
 
+func TestServerThatDropsShares(t *testing.T) {
+	t.Parallel()
+	shared, err := newTestNode(t).start().fromInventory([]inventory.GPUGroup{{
+		Model: "h100-sxm5-80gb", Count: 2, MIGMode: inventory.MIGDisabled, ConsumableShares: inventory.SharesMemory,
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	api := newFakeAPI()
+	api.setDrops(func(slice *resourceapi.ResourceSlice) {
+		unshared(resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"": {Slices: []resourceslice.Slice{{Devices: slice.Spec.Devices}}}}})
+	})
+	p := startPublishing(t, api, fleet{stock: newStock(shared)})
+	p.expect(t, []string{whole0, whole1})
+	p.events.expect(t, reasonSharesDropped, featureShares)
+	if n := p.metrics.series(t, "simgpu_dropped_fields_total")[featureShares]; n != 0 {
+		t.Errorf("%v slices lost fields that were known to be dropped", n)
+	}
+
+	api.setDrops(func(*resourceapi.ResourceSlice) {})
+	p.lookAgain()
+	eventually(t, "shared devices", func() (bool, any) {
+		list, err := api.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		devices := 0
+		for _, slice := range list.Items {
+			for _, d := range slice.Spec.Devices {
+				if d.AllowMultipleAllocations != nil {
+					devices++
+				}
+			}
+		}
+		return devices == 2 && p.ready() == nil, list.Items
+	})
+	p.events.expect(t, reasonSharesKept)
+}
+
 func TestMissingPartitionsThatNobodyWants(t *testing.T) {
 	t.Parallel()
 	whole, err := newTestNode(t).start().fromInventory([]inventory.GPUGroup{{Model: "h100-sxm5-80gb", Count: 2, MIGMode: inventory.MIGDisabled}})

@@ -23,6 +23,8 @@ const (
 	reasonPartitionsPublished  = "PartitionsPublished"
 	reasonTaintsDropped        = "TaintsDropped"
 	reasonTaintsKept           = "TaintsKept"
+	reasonSharesDropped        = "SharesDropped"
+	reasonSharesKept           = "SharesKept"
 	reasonFieldsDropped        = "FieldsDropped"
 	reasonPublishFailed        = "PublishFailed"
 	reasonCheckpointUnreadable = "CheckpointUnreadable"

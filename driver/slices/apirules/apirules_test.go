@@ -22,6 +22,7 @@ import (
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/component-base/featuregate"
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
 	kubernetes "k8s.io/component-base/version"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
@@ -155,10 +156,16 @@ func someProfile(rendered []resourceapi.ResourceSlice) string {
 	return ""
 }
 
-// withPartitions switches the feature gate of partitions on or off for the time of the test.
+// setGate switches a feature gate on or off for the time of the test.
+func setGate(t *testing.T, gate featuregate.Feature, on bool) {
+	t.Helper()
+	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, gate, on)
+}
+
+// withPartitions is setGate for the gate of partitions.
 func withPartitions(t *testing.T, on bool) {
 	t.Helper()
-	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.DRAPartitionableDevices, on)
+	setGate(t, features.DRAPartitionableDevices, on)
 }
 
 // request is the context of a request for ResourceSlices.
@@ -259,6 +266,42 @@ func TestUnsourced(t *testing.T) {
 		if _, err := (node{model, "", 1}).render(t.Context(), version); err == nil || !strings.Contains(err.Error(), "nobody sourced") {
 			t.Errorf("model %s: %v, want an error that says what nobody sourced", model, err)
 		}
+	}
+}
+
+// TestDryRun has one device with a field of each feature that the driver asks for: it is stored as it was sent with all
+// gates on, and without the field of any gate that is off.
+func TestDryRun(t *testing.T) {
+	rendered := node{"h100-sxm5-80gb", "", 1}.mustRender(t, version)
+	slice := rendered[len(rendered)-1]
+	slice.Spec.Devices = slice.Spec.Devices[:1]
+	device := &slice.Spec.Devices[0]
+	device.AllowMultipleAllocations = new(true)
+	device.Taints = []resourceapi.DeviceTaint{{Key: "example.com/taint", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+	for name, gates := range map[string]struct{ partitions, taints, shares bool }{
+		"all on":         {true, true, true},
+		"all off":        {false, false, false},
+		"partitions off": {false, true, true},
+		"taints off":     {true, false, true},
+		"shares off":     {true, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const rules = "DRADeviceTaintRules" // needs the gate of taints, where there is such a gate
+			if _, known := utilfeature.DefaultMutableFeatureGate.GetAll()[rules]; known {
+				setGate(t, rules, false)
+			}
+			setGate(t, features.DRAPartitionableDevices, gates.partitions)
+			setGate(t, features.DRADeviceTaints, gates.taints)
+			setGate(t, features.DRAConsumableCapacity, gates.shares)
+			stored, err := create(t, slice)
+			if err != nil {
+				t.Fatal(err)
+			}
+			kept := stored.Spec.Devices[0]
+			if len(kept.ConsumesCounters) > 0 != gates.partitions || len(kept.Taints) > 0 != gates.taints || kept.AllowMultipleAllocations != nil != gates.shares {
+				t.Errorf("kept are counters %v, taints %v, shares %v", kept.ConsumesCounters, kept.Taints, kept.AllowMultipleAllocations)
+			}
+		})
 	}
 }
 
