@@ -7,6 +7,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/utils/ptr"
+
+	"github.com/simgpu/simgpu/driver/checkpoint"
 )
 
 // partitionTypeAttribute labels devices that take the same of the same counters. Placements of one profile take
@@ -63,4 +65,22 @@ func checkSkip(names []string) ([]resourceapi.SkipNodeOperation, error) {
 		return nil, fmt.Errorf("node operations to skip: %s cannot be skipped without %s", known[0], known[1])
 	}
 	return operations, nil
+}
+
+// unprepareSkipped says whether the kubelet leaves out the call to unprepare a claim with these devices of the driver: it
+// does if all of them say so.
+func unprepareSkipped(results []resourceapi.DeviceRequestAllocationResult) bool {
+	for _, r := range results {
+		if !slices.Contains(r.SkipNodeOperations, resourceapi.SkipNodeOperationNodeUnprepareResources) &&
+			!slices.Contains(r.SkipNodeOperations, resourceapi.SkipNodeOperationAll) {
+			return false
+		}
+	}
+	return len(results) > 0
+}
+
+// abandoned says whether a prepared claim does not have its devices any more, according to the API, and nobody is going to
+// unprepare it. Of other claims the kubelet tells when no container uses them.
+func (c *claims) abandoned(prepared checkpoint.Claim, claim *resourceapi.ResourceClaim) bool {
+	return prepared.NotUnprepared && !sameAllocation(prepared, c.results(claim))
 }

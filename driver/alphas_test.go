@@ -89,3 +89,60 @@ func TestOperationsToSkip(t *testing.T) {
 		})
 	}
 }
+
+// skipping has devices of a claim say which calls the kubelet leaves out.
+func skipping(operations ...resourceapi.SkipNodeOperation) option {
+	return firstResult(func(r *resourceapi.DeviceRequestAllocationResult) { r.SkipNodeOperations = operations })
+}
+
+// TestAbandonedClaims has a claim lose its device while the kubelet does not unprepare it: another one can have the device
+// if, and only if, the kubelet is not going to.
+func TestAbandonedClaims(t *testing.T) {
+	for name, test := range map[string]struct {
+		skip     []resourceapi.SkipNodeOperation
+		kept     bool
+		released bool
+	}{
+		"nothing skipped":        {nil, false, false},
+		"unprepare skipped":      {[]resourceapi.SkipNodeOperation{resourceapi.SkipNodeOperationNodeUnprepareResources}, false, true},
+		"all skipped":            {[]resourceapi.SkipNodeOperation{resourceapi.SkipNodeOperationAll}, false, true},
+		"skipped, but allocated": {[]resourceapi.SkipNodeOperation{resourceapi.SkipNodeOperationNodeUnprepareResources}, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newTestNode(t)
+			holder, next := claimOf("holder", []string{left0}, skipping(test.skip...)), claimOf("next", []string{left0})
+			n.start().mustPrepare(t, holder)
+			p := n.start() // which has to remember
+			inAPI := holder.DeepCopy()
+			if !test.kept {
+				inAPI.Status.Allocation = nil
+			}
+			api := newFakeAPI(inAPI, next)
+			plugin, events := n.withAPI(p, api)
+			results, err := plugin.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{next})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := results[next.UID].Err; (err == nil) != test.released {
+				t.Errorf("prepared with the error %v", err)
+			}
+			if !test.released {
+				n.expectFiles("the holder keeps its device", holder)
+				return
+			}
+			n.expectFiles("the device has changed hands", next)
+			events.expect(t, reasonClaimReleased, "team/holder", "not allocated any more")
+
+			// The first one gets it back, and is not abandoned any more.
+			p.mustUnprepare(t, next)
+			p.mustPrepare(t, holder)
+			if err := api.Tracker().Update(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), holder, namespace); err != nil {
+				t.Fatal(err)
+			}
+			if !plugin.reconciler.run(t.Context()) {
+				t.Error("a round of the reconciler failed")
+			}
+			n.expectFiles("the device is back", holder)
+		})
+	}
+}

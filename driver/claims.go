@@ -210,7 +210,7 @@ func (c *claims) reserve(claim *resourceapi.ResourceClaim, results []resourceapi
 	ref := claimRef{types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, claim.UID}
 	record := checkpoint.Claim{
 		Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID,
-		State: checkpoint.Preparing, BootID: c.bootID,
+		State: checkpoint.Preparing, BootID: c.bootID, NotUnprepared: unprepareSkipped(results),
 	}
 	devices := make([]*hardware.Device, len(results))
 	for i, r := range results {

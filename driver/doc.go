@@ -34,7 +34,8 @@
 // A device, or a partition that overlaps with it, is given to one claim at a time, unless the access
 // is administrative, or the inventory lets claims share the device: then its shares together take no more
 // than its capacity, and a container sees a device of the size of its share. Before a conflict is reported the driver asks the API whether the claim that has
-// the device still exists.
+// the device still exists and, where the kubelet is told not to unprepare claims (skipNodeOperations), whether it still has
+// the device.
 //
 // # Inventory
 //

@@ -93,13 +93,16 @@ func (r *reconciler) run(ctx context.Context) (complete bool) {
 }
 
 // releaseIfGone unprepares a claim that does not exist in the API any more, or exists as another object
-// of the same name.
+// of the same name, or has lost its devices where the kubelet does not say so.
 func (r *reconciler) releaseIfGone(ctx context.Context, uid types.UID, key types.NamespacedName) (bool, error) {
 	claim, err := r.get(ctx, key)
 	if err != nil {
 		return false, err
 	}
 	if claim != nil && claim.UID == uid {
+		if current, ok := r.claims.lookup(uid); ok && r.claims.abandoned(current, claim) {
+			return r.releaseAbandoned(ctx, uid, key)
+		}
 		r.status.prepared(claim)
 		return false, nil
 	}
@@ -107,6 +110,29 @@ func (r *reconciler) releaseIfGone(ctx context.Context, uid types.UID, key types
 		return false, err
 	}
 	r.released(ctx, key, uid, "Released a claim that no longer exists")
+	return true, nil
+}
+
+// releaseAbandoned unprepares a claim that does not have its devices any more. It looks again while nobody can
+// prepare the claim: it may have got them anew.
+func (r *reconciler) releaseAbandoned(ctx context.Context, uid types.UID, key types.NamespacedName) (bool, error) {
+	unlock, err := r.claims.locks.lock(ctx, uid)
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	claim, err := r.get(ctx, key)
+	if err != nil {
+		return false, err
+	}
+	current, ok := r.claims.lookup(uid)
+	if !ok || claim == nil || claim.UID != uid || !r.claims.abandoned(current, claim) {
+		return false, nil
+	}
+	if err := r.claims.undo(current); err != nil {
+		return false, err
+	}
+	r.released(ctx, key, uid, "Released a claim that is not allocated any more")
 	return true, nil
 }
 

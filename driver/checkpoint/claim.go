@@ -35,6 +35,9 @@ type Claim struct {
 	State     State     `json:"state"`
 	// BootID identifies the boot of the node in which the claim was prepared.
 	BootID string `json:"bootID,omitempty"`
+	// NotUnprepared is a claim that the kubelet is not going to unprepare: its devices are free as soon as they are
+	// not allocated to it any more.
+	NotUnprepared bool `json:"notUnprepared,omitempty"`
 	// Devices are the allocation results of the driver, in the order of the claim.
 	Devices []Device `json:"devices"`
 }
