@@ -8,10 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"google.golang.org/grpc"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -33,6 +35,7 @@ type metadataFiles struct {
 	driverName string
 	// prepared tells whether the node has a claim.
 	prepared func(types.UID) bool
+	index    specIndex
 }
 
 // specCopy is the CDI spec that shows a metadata file to containers, beside that file. With it the spec can
@@ -46,13 +49,21 @@ func newMetadata(dir, cdiDir, driverName string, prepared func(types.UID) bool) 
 	return &metadataFiles{dir: dir, cdiDir: cdiDir, driverName: driverName, prepared: prepared}
 }
 
-// openMetadata removes what interrupted writes left in the CDI folder.
+// openMetadata is newMetadata, ready to be worked with.
 func openMetadata(dir, cdiDir, driverName string, prepared func(types.UID) bool) (*metadataFiles, error) {
 	m := newMetadata(dir, cdiDir, driverName, prepared)
-	if err := durable.RemoveTemporary(cdiDir, m.specPrefix()); err != nil {
-		return nil, fmt.Errorf("device metadata: remove unfinished files: %w", err)
+	return m, m.open()
+}
+
+// open begins to work with what there is: it removes what interrupted writes left in the CDI folder.
+func (m *metadataFiles) open() error {
+	m.index.mu.Lock()
+	m.index.known = nil // another driver may have worked meanwhile
+	m.index.mu.Unlock()
+	if err := durable.RemoveTemporary(m.cdiDir, m.specPrefix()); err != nil {
+		return fmt.Errorf("device metadata: remove unfinished files: %w", err)
 	}
-	return m, nil
+	return nil
 }
 
 // operations are for the helper.
@@ -62,29 +73,88 @@ func (m *metadataFiles) operations() kubeletplugin.MetadataFileOperations {
 		MkdirAll:  func(path string, perm os.FileMode) error { return os.MkdirAll(m.place(path), perm) },
 		ReadFile:  func(path string) ([]byte, error) { return os.ReadFile(m.place(path)) },
 		RemoveAll: m.removeAll,
-		Glob:      glob,
+		Glob:      m.glob,
+		Remove:    m.remove,
 	}
 }
 
-// glob finds the files of a folder. Unlike that of the Go library it reports a folder that it cannot read,
-// so that files to be removed are not overlooked.
-func glob(pattern string) ([]string, error) {
-	dir, name := filepath.Split(pattern)
-	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+// specIndex is the names of the specs in the CDI folder, by the UID of their claim, so that the specs of a claim
+// are found without looking through those of all others. It is read from the folder when it is first needed.
+type specIndex struct {
+	mu    sync.Mutex
+	known map[string]map[string]bool // nil: not read yet
+}
+
+// glob finds the specs that a pattern of the helper is about, "<prefix><UID of the claim>_*.json".
+func (m *metadataFiles) glob(pattern string) ([]string, error) {
+	uid, ok := strings.CutPrefix(filepath.Base(pattern), m.specPrefix())
+	uid, end, _ := strings.Cut(uid, "_")
+	if !ok || end != "*.json" || filepath.Dir(pattern) != filepath.Clean(m.cdiDir) {
+		return nil, fmt.Errorf("device metadata: %q is no pattern for the specs of one claim", pattern)
+	}
+	m.index.mu.Lock()
+	defer m.index.mu.Unlock()
+	if err := m.readIndex(); err != nil {
 		return nil, err
 	}
 	var found []string
-	for _, e := range entries {
-		matches, err := filepath.Match(name, e.Name())
-		if err != nil {
-			return nil, err
-		}
-		if matches {
-			found = append(found, filepath.Join(dir, e.Name()))
-		}
+	for _, name := range slices.Sorted(maps.Keys(m.index.known[uid])) {
+		found = append(found, filepath.Join(m.cdiDir, name))
 	}
 	return found, nil
+}
+
+// readIndex fails for a folder that cannot be read, so that files to be removed are not overlooked. The caller
+// holds the mutex of the index.
+func (m *metadataFiles) readIndex() error {
+	if m.index.known != nil {
+		return nil
+	}
+	entries, err := os.ReadDir(m.cdiDir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	m.index.known = map[string]map[string]bool{}
+	for _, e := range entries {
+		m.enter(e.Name())
+	}
+	return nil
+}
+
+// enter notes a file of the CDI folder, if it is a spec of the helper. The caller holds the mutex of the index.
+func (m *metadataFiles) enter(name string) {
+	spec, ok := strings.CutPrefix(name, m.specPrefix())
+	if !ok || m.index.known == nil {
+		return
+	}
+	uid, _, _ := strings.Cut(spec, "_")
+	if m.index.known[uid] == nil {
+		m.index.known[uid] = map[string]bool{}
+	}
+	m.index.known[uid][name] = true
+}
+
+// noteSpec keeps the index up when a spec is written.
+func (m *metadataFiles) noteSpec(path string) {
+	m.index.mu.Lock()
+	defer m.index.mu.Unlock()
+	m.enter(filepath.Base(path))
+}
+
+// remove removes a spec.
+func (m *metadataFiles) remove(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	m.index.mu.Lock()
+	defer m.index.mu.Unlock()
+	spec := strings.TrimPrefix(filepath.Base(path), m.specPrefix())
+	uid, _, _ := strings.Cut(spec, "_")
+	delete(m.index.known[uid], filepath.Base(path))
+	if len(m.index.known[uid]) == 0 {
+		delete(m.index.known, uid)
+	}
+	return nil
 }
 
 // removeAll removes the folder of a claim, unless it has become that of another: the helper names it after
@@ -129,7 +199,13 @@ func (m *metadataFiles) write(path string, data []byte, perm os.FileMode) error 
 			}
 		}
 	}
-	return durable.Replace(m.place(path), data, perm)
+	if err := durable.Replace(m.place(path), data, perm); err != nil {
+		return err
+	}
+	if filepath.Dir(path) == filepath.Clean(m.cdiDir) {
+		m.noteSpec(path)
+	}
+	return nil
 }
 
 // place is where a path of the helper is on disk.
@@ -232,6 +308,14 @@ func (m *metadataFiles) orphans(paths []string, now present) []string {
 	return orphans
 }
 
+// discard removes an orphan.
+func (m *metadataFiles) discard(path string) error {
+	if filepath.Dir(path) == filepath.Clean(m.cdiDir) {
+		return m.remove(path)
+	}
+	return os.RemoveAll(path)
+}
+
 // renewSpecs writes the specs that are missing of claims that the node has.
 func (m *metadataFiles) renewSpecs(now present) error {
 	copies, err := filepath.Glob(filepath.Join(m.dir, "*", "*", specCopy))
@@ -263,9 +347,10 @@ func (m *metadataFiles) renewSpec(file string, now present) error {
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := durable.WriteFile(path, data, 0o644, nil); err != nil {
+	if err := durable.Replace(path, data, 0o644); err != nil {
 		return fmt.Errorf("device metadata: %w", err)
 	}
+	m.noteSpec(path)
 	return nil
 }
 

@@ -459,7 +459,7 @@ func (l *life) unprepare(t *rapid.T, claim *resourceapi.ResourceClaim, with trou
 	specs, err := ops.Glob(filepath.Join(l.cdiDir(), driverName+"_metadata_"+string(claim.UID)+"_*.json"))
 	err = errors.Join(err, ops.RemoveAll(filepath.Join(l.root, "metadata", namespace+"_"+claim.Name)))
 	for _, spec := range specs {
-		err = errors.Join(err, os.Remove(spec))
+		err = errors.Join(err, ops.Remove(spec))
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -233,7 +232,7 @@ func (r *reconciler) removeOrphans() error {
 			}
 		}
 		for _, path := range r.metadata.orphans(metadata, now) {
-			count(orphanMetadata, os.RemoveAll(path))
+			count(orphanMetadata, r.metadata.discard(path))
 		}
 		errs = append(errs, r.metadata.renewSpecs(now))
 	})

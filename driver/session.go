@@ -45,8 +45,8 @@ func (d *Driver) work(until context.Context, gone <-chan time.Time) (err error) 
 	if err != nil {
 		return err
 	}
-	metadata, err := openMetadata(d.paths.metadata, d.opts.CDIDir, d.opts.DriverName, claims.has)
-	if err != nil {
+	metadata := d.front.metadata
+	if err := metadata.open(); err != nil {
 		return err
 	}
 	nodeFaults, err := newNodeFaults(&nodeFaults{
