@@ -31,6 +31,7 @@ import (
 	"k8s.io/client-go/rest"
 	draapi "k8s.io/kubelet/pkg/apis/dra/v1"
 
+	"github.com/simgpu/simgpu/driver/faults"
 	"github.com/simgpu/simgpu/internal/durable"
 )
 
@@ -98,17 +99,36 @@ func (b *bench) reset() error {
 		b.api.Close()
 	}
 	b.api = startAPIServer()
-	b.api.put("nodes", &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node-uid"}})
+	b.api.put("nodes", simulatedNode(nil))
 	var err error
 	b.client, err = kubernetes.NewForConfig(&rest.Config{Host: b.api.URL, QPS: -1})
 	return err
 }
 
+func simulatedNode(annotations map[string]string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node-uid", Annotations: annotations}}
+}
+
+// fault breaks GPU 0 and returns how long it takes until the API shows that.
+func (b *bench) fault() (time.Duration, error) {
+	begin := time.Now()
+	b.api.put("nodes", simulatedNode(map[string]string{faults.Annotation: "{apiVersion: simgpu.dev/v1alpha1, kind: NodeFaults, faults: [{id: one, device: gpu-0, type: XID, xid: 79}]}"}))
+	for time.Since(begin) < time.Minute {
+		for _, slice := range b.api.slices() {
+			if slices.ContainsFunc(slice.Spec.Devices, func(d resourceapi.Device) bool { return len(d.Taints) > 0 }) {
+				return time.Since(begin), nil
+			}
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	return 0, errors.New("no device is tainted a minute after a fault")
+}
+
 // sizes measures start and idleness at several numbers of GPUs.
 func (b *bench) sizes(ctx context.Context) error {
 	fmt.Fprintf(b.out, "Start and idle (%v), by number of GPUs\n\n", b.idle)
-	fmt.Fprintln(b.out, "| GPUs | devices | slices | ready after | API writes (requests) at start | CPU at start | RSS idle (peak) MiB | API writes idle | CPU idle |")
-	fmt.Fprintln(b.out, "|---|---|---|---|---|---|---|---|---|")
+	fmt.Fprintln(b.out, "| GPUs | devices | slices | ready after | API writes (requests) at start | CPU at start | RSS idle (peak) MiB | API writes idle | CPU idle | fault shown after | API writes for it |")
+	fmt.Fprintln(b.out, "|---|---|---|---|---|---|---|---|---|---|---|")
 	for _, gpus := range []int{1, 8, 64} {
 		if err := b.size(ctx, gpus); err != nil {
 			return fmt.Errorf("%d GPUs: %w", gpus, err)
@@ -133,15 +153,18 @@ func (b *bench) size(ctx context.Context, gpus int) (err error) {
 	writesIdle, _, err3 := n.requests()
 	cpuIdle, err4 := n.cpu()
 	rss, peak, err5 := n.rss()
-	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
+	shown, err6 := b.fault()
+	time.Sleep(2 * time.Second) // for all else that follows
+	writesFault, _, err7 := n.requests()
+	if err := errors.Join(err1, err2, err3, err4, err5, err6, err7); err != nil {
 		return err
 	}
 	devices := 0
 	for _, s := range b.api.slices() {
 		devices += len(s.Spec.Devices)
 	}
-	fmt.Fprintf(b.out, "| %d | %d | %d | %v | %d (%d) | %v | %.0f (%.0f) | %d | %.2f %% |\n", gpus, devices, len(b.api.slices()),
-		n.ready.Round(time.Millisecond), writes, all, cpu, rss, peak, writesIdle-writes, 100*(cpuIdle-cpu).Seconds()/b.idle.Seconds())
+	fmt.Fprintf(b.out, "| %d | %d | %d | %v | %d (%d) | %v | %.0f (%.0f) | %d | %.2f %% | %v | %d |\n", gpus, devices, len(b.api.slices()),
+		n.ready.Round(time.Millisecond), writes, all, cpu, rss, peak, writesIdle-writes, 100*(cpuIdle-cpu).Seconds()/b.idle.Seconds(), shown.Round(time.Millisecond), writesFault-writesIdle)
 	return nil
 }
 
