@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -11,6 +12,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	"k8s.io/utils/ptr"
@@ -179,11 +181,32 @@ func prepareChecks() []Check {
 			run:     checkInvalidParameters,
 		},
 		{
+			Name: "prepare/parameters-of-class", Level: Must,
+			Asserts: "Opaque parameters in the DeviceClass count like those in the claim: valid ones are accepted and invalid ones refused.",
+			Source:  "k8s.io/api/resource/v1 DeviceClassSpec.Config; they are in status.allocation.devices.config with source FromClass",
+			Fix:     "Read all of status.allocation.devices.config.",
+			run:     checkParametersOfClass,
+		},
+		{
 			Name: "prepare/unknown-parameters", Level: Should,
 			Asserts: "Opaque parameters of a kind that nobody knows are refused: a setting that is ignored goes unnoticed.",
 			Source:  "k8s.io/api/resource/v1 OpaqueDeviceConfiguration.Parameters",
 			Fix:     "Refuse unknown apiVersions and kinds.",
 			run:     checkUnknownParameters,
+		},
+		{
+			Name: "prepare/all-devices", Level: Must,
+			Asserts: "A claim for all devices (allocationMode All) is prepared with all of them.",
+			Source:  "k8s.io/api/resource/v1 DeviceAllocationModeAll",
+			Fix:     "Handle every allocation result.",
+			run:     checkAllDevices,
+		},
+		{
+			Name: "prepare/shared-device", Level: Must,
+			Asserts: "Two claims with a share each of one device (allowMultipleAllocations) are both prepared, each with its share, and the one outlives the other.",
+			Source:  "KEP-5075; k8s.io/kubelet/pkg/apis/dra/v1 Device.share_id",
+			Fix:     "Tell shares of a device apart by the share id of the allocation result.",
+			run:     checkSharedDevice,
 		},
 		{
 			Name: "prepare/every-device", Level: Must,
@@ -551,9 +574,94 @@ func checkInvalidParameters(t *T) {
 	}
 }
 
+func checkParametersOfClass(t *T) {
+	if len(t.profile.Parameters.Valid)+len(t.profile.Parameters.Invalid) == 0 {
+		t.Skipf("the profile has no parameters")
+	}
+	claimOf := func(parameters json.RawMessage) *resourceapi.ResourceClaim {
+		classes := t.admin.ResourceV1().DeviceClasses()
+		plain, err := classes.Get(t.ctx, t.class(), metav1.GetOptions{})
+		t.must(err)
+		class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: uniqueName("class")}, Spec: *plain.Spec.DeepCopy()}
+		class.Spec.Config = []resourceapi.DeviceClassConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{
+			Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: t.vars.DriverName, Parameters: runtime.RawExtension{Raw: parameters}},
+		}}}
+		_, err = classes.Create(t.ctx, class, metav1.CreateOptions{})
+		t.must(err)
+		return t.newWorkload(func(claim *resourceapi.ResourceClaim) {
+			claim.Spec.Devices.Requests[0].Exactly.DeviceClassName = class.Name
+		}).claim()
+	}
+	for i, parameters := range t.profile.Parameters.Valid {
+		claim := claimOf(parameters)
+		if err := errorOf(t.prepare(claim)[string(claim.UID)]); err != nil {
+			t.Errorf("parameters.valid[%d] in a class are refused: %v", i, err)
+		}
+		t.unprepare(claim)
+		t.must(t.deleteClaim(t.ctx, claim.Name))
+	}
+	for i, parameters := range t.profile.Parameters.Invalid {
+		claim := claimOf(parameters)
+		t.refused(fmt.Sprintf("parameters.invalid[%d] in a class", i), reference(claim))
+		t.unprepare(claim)
+		t.must(t.deleteClaim(t.ctx, claim.Name))
+	}
+}
+
 func checkUnknownParameters(t *T) {
 	parameters := []byte(`{"apiVersion":"dra-conformance.example.com/v1","kind":"NoDriverKnowsThis"}`)
 	t.refused("parameters of an unknown kind", reference(t.newWorkload(t.withParameters(t.vars.DriverName, parameters)).claim()))
+}
+
+func checkAllDevices(t *T) {
+	w := t.newWorkload(func(claim *resourceapi.ResourceClaim) {
+		exactly := claim.Spec.Devices.Requests[0].Exactly
+		exactly.AllocationMode, exactly.Count = resourceapi.DeviceAllocationModeAll, 0
+	})
+	devices := t.prepareOne(w.claim())
+	t.compareDevices(w.claim(), devices)
+	for _, device := range devices {
+		t.resolves(device.CdiDeviceIds)
+	}
+}
+
+func checkSharedDevice(t *T) {
+	shareable := slices.ContainsFunc(devicesOf(t.published()), func(d poolDevice) bool { return ptr.Deref(d.AllowMultipleAllocations, false) })
+	if !shareable {
+		t.Skipf("no device has allowMultipleAllocations")
+	}
+	// Whatever the profile selects.
+	class, err := t.admin.ResourceV1().DeviceClasses().Create(t.ctx, &resourceapi.DeviceClass{
+		ObjectMeta: metav1.ObjectMeta{Name: uniqueName("shared")},
+		Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+			Expression: fmt.Sprintf("device.driver == %q && device.allowMultipleAllocations == true", t.vars.DriverName),
+		}}}},
+	}, metav1.CreateOptions{})
+	t.must(err)
+	shares := func(claim *resourceapi.ResourceClaim) {
+		claim.Spec.Devices.Requests[0].Exactly.DeviceClassName = class.Name
+	}
+	first, second := t.newWorkload(shares).claim(), t.newWorkload(shares).claim()
+	a, b := first.Status.Allocation.Devices.Results[0], second.Status.Allocation.Devices.Results[0]
+	if a.Device != b.Device || a.Pool != b.Pool {
+		// The allocator takes what it finds first, which is the same device while there is room.
+		t.Skipf("the default share of a device leaves no room for another")
+	}
+	for _, claim := range []*resourceapi.ResourceClaim{first, second} {
+		devices := t.prepareOne(claim)
+		t.compareDevices(claim, devices)
+		want := string(ptr.Deref(claim.Status.Allocation.Devices.Results[0].ShareID, ""))
+		for _, device := range devices {
+			if got := device.GetShareId(); got != want {
+				t.Errorf("device %s of claim %s has share id %q; allocated was %q", device.DeviceName, claim.Name, got, want)
+			}
+		}
+	}
+	t.unprepare(first)
+	for _, device := range t.prepareOne(second) {
+		t.resolves(device.CdiDeviceIds)
+	}
+	t.unprepare(second)
 }
 
 func checkEveryDevice(t *T) {

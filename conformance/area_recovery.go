@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"context"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -87,6 +88,13 @@ func recoveryChecks() []Check {
 			Source:  "k8s.io/kubernetes pkg/kubelet: the plugin folder is on the node's disk, which people clean",
 			Fix:     "An empty folder is a first start.",
 			run:     checkStateLost,
+		},
+		{
+			Name: "recovery/state-truncated", Level: May,
+			Asserts: "A driver whose files were cut in half while it was down, as a full disk or a power failure leaves them, starts, and prepares again what the kubelet asks for.",
+			Source:  "k8s.io/kubernetes pkg/kubelet: the plugin folder is on the node's disk",
+			Fix:     "Treat what cannot be read like what is not there, and say so.",
+			run:     checkStateTruncated,
 		},
 		{
 			Name: "recovery/api-server-away", Level: Must,
@@ -177,7 +185,7 @@ func checkReboot(t *T) {
 	t.emptyCDI()
 	t.must(t.startKubelet(t.ctx))
 	t.must(t.startDriver())
-	t.awaitReady()
+	t.awaitReadyLate()
 	t.prepareOne(w.claim())
 	t.resolves(ids)
 }
@@ -280,6 +288,34 @@ func checkStateLost(t *T) {
 		for _, entry := range entries {
 			t.must(os.RemoveAll(filepath.Join(dir, entry.Name())))
 		}
+	}
+	t.must(t.startDriver())
+	t.awaitReady()
+	for _, device := range t.prepareOne(w.claim()) {
+		t.resolves(device.CdiDeviceIds)
+	}
+	t.unprepare(w.claim())
+}
+
+func checkStateTruncated(t *T) {
+	w, _ := t.prepared()
+	t.stopDriver(true)
+	cut := 0
+	for _, dir := range []string{t.vars.PluginDir, t.vars.StateDir} {
+		t.must(filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || !entry.Type().IsRegular() {
+				return err
+			}
+			info, err := entry.Info()
+			if err != nil || info.Size() < 2 {
+				return err
+			}
+			cut++
+			return os.Truncate(path, info.Size()/2)
+		}))
+	}
+	if cut == 0 {
+		t.Skipf("the driver keeps no files in its folders")
 	}
 	t.must(t.startDriver())
 	t.awaitReady()

@@ -1,13 +1,18 @@
 package conformance
 
 import (
+	"context"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	drapbv1beta1 "k8s.io/kubelet/pkg/apis/dra/v1beta1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
@@ -99,6 +104,13 @@ func registrationChecks() []Check {
 			Source:  watcher,
 			Fix:     "Remove sockets by the own name only.",
 			run:     checkForeignSockets,
+		},
+		{
+			Name: "registration/rolling-update", Level: Should,
+			Asserts: "A driver that can run beside another instance of itself hands over to it without a call that fails; what the one has prepared the other unprepares.",
+			Source:  "k8s.io/dynamic-resource-allocation/kubeletplugin RollingUpdate; k8s.io/kubernetes pkg/kubelet/cm/dra/plugin: the instance that registered last is called",
+			Fix:     "Share the checkpoint and lock it; name the sockets after the pod's UID.",
+			run:     checkRollingUpdate,
 		},
 	}
 }
@@ -208,6 +220,74 @@ func checkStopsInTime(t *T) {
 	if err := driver.Exit(); err != nil {
 		t.Errorf("after SIGTERM the driver ends with: %v", err)
 	}
+}
+
+func checkRollingUpdate(t *T) {
+	before := t.cdiFiles()
+	kept, _ := t.prepared()
+	answer := t.prepareOne(kept.claim())
+	busy := t.newWorkload()
+	first := t.driver
+	vars := t.vars
+	vars.PodUID = string(uuid.NewUUID())
+	second, err := t.command.Start(vars, t.log)
+	t.must(err)
+	t.deferred(func() {
+		if t.driver != second {
+			second.Kill()
+		}
+	})
+	err = eventually(t.ctx, min(t.times.patience, 15*time.Second), func() error {
+		select {
+		case <-second.Done():
+			t.Skipf("a second instance ends: %v", second.Exit())
+		default:
+		}
+		endpoints := map[string]bool{}
+		for _, r := range t.registrations(t.ctx) {
+			endpoints[r.info.Endpoint] = true
+		}
+		if len(endpoints) < 2 {
+			return errors.New("one endpoint is registered")
+		}
+		return nil
+	})
+	if err != nil {
+		second.Kill()
+		t.fresh = true // the second may have taken the sockets of the first
+		t.Skipf("the driver does not run beside another instance of itself with another POD_UID: %v", err)
+	}
+
+	ctx, cancel := context.WithCancel(t.ctx)
+	calls, failed := 0, map[string]bool{}
+	var load sync.WaitGroup
+	load.Go(func() {
+		for ctx.Err() == nil {
+			for _, call := range []func(context.Context, *corev1.Pod) error{t.kubelet.Prepare, t.kubelet.Unprepare} {
+				calls++
+				if err := call(t.ctx, busy.pod); err != nil {
+					failed[err.Error()] = true
+				}
+			}
+		}
+	})
+	t.pause(time.Second)
+	t.stopDriver(false)
+	if err := first.Exit(); err != nil {
+		t.Errorf("the first instance ends with: %v", err)
+	}
+	t.driver, t.vars.PodUID = second, vars.PodUID
+	t.pause(time.Second)
+	cancel()
+	load.Wait()
+	t.notef("%d calls during the update", calls)
+	for _, message := range slices.Sorted(maps.Keys(failed)) {
+		t.Errorf("of %d calls during the update one failed: %s", calls, message)
+	}
+	t.awaitReady()
+	t.compareAnswers(answer, t.prepareOne(kept.claim()))
+	t.unprepare(kept.claim(), busy.claim())
+	t.nothingLeft(before)
 }
 
 func checkNotify(t *T) {

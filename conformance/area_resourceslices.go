@@ -135,6 +135,13 @@ func resourceSliceChecks() []Check {
 			run:     checkRestoredWhenChanged,
 		},
 		{
+			Name: "resourceslices/stay-after-stop", Level: Should,
+			Asserts: "Slices stay when the driver is stopped: a restart or an update is no reason to take devices away. The kubelet removes them if nobody registers for 30 seconds.",
+			Source:  "k8s.io/dynamic-resource-allocation/kubeletplugin Helper.Stop; k8s.io/kubernetes pkg/kubelet/cm/dra/plugin: pendingWipes",
+			Fix:     "Leave the slices to the kubelet.",
+			run:     checkStayAfterStop,
+		},
+		{
 			Name: "resourceslices/watches", Level: Should,
 			Asserts: "The driver watches its own slices only, by a field selector.",
 			Source:  "k8s.io/api/resource/v1 ResourceSliceSelectorNodeName, ResourceSliceSelectorDriver: all slices of a large cluster are much",
@@ -467,14 +474,20 @@ func checkRestoredWhenChanged(t *T) {
 	t.awaitDevices(want)
 }
 
+func checkStayAfterStop(t *T) {
+	t.settle()
+	before := t.published()
+	t.stopDriver(false)
+	if after := t.published(); len(after) < len(before) {
+		t.Errorf("of %d slices %d are left after the driver was stopped", len(before), len(after))
+	}
+}
+
 func checkWatchesOwn(t *T) {
 	t.stopDriver(false)
 	since := time.Now()
 	t.must(t.startDriver())
 	t.awaitReady()
-	// A watch that runs is not among the requests; an outage ends it.
-	t.proxy.Outage()
-	t.proxy.Recover()
 	watched := false
 	for _, request := range t.proxy.Requests(since) {
 		if request.Resource != "resourceslices" || request.Verb != "list" && request.Verb != "watch" {

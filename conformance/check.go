@@ -57,7 +57,8 @@ func (c Check) Area() string {
 // Checks returns all checks in the order in which they run: by area, and within an area from what others rest on to what
 // is special.
 func Checks() []Check {
-	return slices.Concat(registrationChecks(), resourceSliceChecks(), prepareChecks(), cdiChecks(), unprepareChecks(), recoveryChecks())
+	return slices.Concat(registrationChecks(), resourceSliceChecks(), prepareChecks(), cdiChecks(), unprepareChecks(), recoveryChecks(),
+		healthChecks(), loadChecks(), securityChecks())
 }
 
 // FindCheck returns the check of that name.

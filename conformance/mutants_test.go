@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"encoding/json"
+	"flag"
 	"io"
 	"os"
 	"os/exec"
@@ -20,19 +21,20 @@ import (
 // catches says which check is for which fault of the mutant driver. A driver that cannot even be registered fails the check
 // that looks closer, like all others.
 var catches = map[string]string{
-	"slow-get-info":                "registration/get-info",
-	"wrong-type":                   "registration/get-info",
-	"relative-endpoint":            "registration/endpoint",
-	"old-version-first":            "registration/supported-versions",
-	"unknown-service":              "registration/known-services-only",
-	"service-twice":                "registration/known-services-only",
-	"stale-sockets":                "registration/registers-again-after-kill",
-	"registers-once":               "registration/kubelet-restart",
-	"keeps-socket":                 "registration/deregisters",
-	"ignores-sigterm":              "registration/stops-in-time",
-	"fails-on-sigterm":             "registration/stops-in-time",
-	"exits-on-second-notification": "registration/stays-registered",
-	"removes-foreign-sockets":      "registration/foreign-sockets",
+	"slow-get-info":                   "registration/get-info",
+	"wrong-type":                      "registration/get-info",
+	"relative-endpoint":               "registration/endpoint",
+	"old-version-first":               "registration/supported-versions",
+	"unknown-service":                 "registration/known-services-only",
+	"service-twice":                   "registration/known-services-only",
+	"stale-sockets":                   "registration/registers-again-after-kill",
+	"registers-once":                  "registration/kubelet-restart",
+	"keeps-socket":                    "registration/deregisters",
+	"ignores-sigterm":                 "registration/stops-in-time",
+	"fails-on-sigterm":                "registration/stops-in-time",
+	"exits-on-second-notification":    "registration/stays-registered",
+	"removes-foreign-sockets":         "registration/foreign-sockets",
+	"takes-sockets-of-other-instance": "registration/rolling-update",
 
 	"no-devices":                   "resourceslices/has-devices",
 	"incomplete-pool":              "resourceslices/complete-pools",
@@ -50,6 +52,7 @@ var catches = map[string]string{
 	"unstable-names":               "resourceslices/stable-over-restart",
 	"publishes-once":               "resourceslices/recreated-when-deleted",
 	"watches-all-slices":           "resourceslices/watches",
+	"deletes-slices-on-stop":       "resourceslices/stay-after-stop",
 
 	"wrong-claim-uid":            "prepare/answers-for-the-claim",
 	"extra-device":               "prepare/devices-are-the-allocated-ones",
@@ -74,6 +77,10 @@ var catches = map[string]string{
 	"refuses-parameters":         "prepare/valid-parameters",
 	"accepts-all-parameters":     "prepare/invalid-parameters",
 	"canceled-call-locks":        "prepare/canceled-call",
+	"trusts-classes":             "prepare/parameters-of-class",
+	"first-few-of-all":           "prepare/all-devices",
+	"refuses-shares":             "prepare/shared-device",
+	"no-share-id":                "prepare/shared-device",
 
 	"no-spec":             "cdi/resolves",
 	"invalid-spec":        "cdi/valid",
@@ -94,6 +101,26 @@ var catches = map[string]string{
 	"keeps-claims-that-are-gone": "recovery/claim-deleted-while-down",
 	"exits-without-api-server":   "recovery/api-server-away",
 	"does-not-start-twice":       "recovery/restart-with-prepared-claim",
+	"fails-on-torn-checkpoint":   "recovery/state-truncated",
+
+	"health-fails":           "health/as-declared",
+	"old-health-version":     "health/newest-version",
+	"health-late":            "health/first-report",
+	"health-of-strangers":    "health/known-devices",
+	"health-once":            "health/repeated-in-time",
+	"health-for-one":         "health/watched-again",
+	"health-does-not-change": "health/change",
+
+	"refuses-concurrent-claims": "load/concurrent-claims",
+	"at-most-thirty-claims":     "load/many-claims",
+	"leaks-open-files":          "load/cycles",
+	"leaks-files":               "load/cycles",
+	"leaks-memory":              "load/cycles",
+
+	"deletes-foreign-slices":    "security/foreign-slices",
+	"world-writable-checkpoint": "security/files-not-world-writable",
+	"reads-secrets":             "security/modest-verbs",
+	"writes-config-maps":        "security/modest-verbs",
 }
 
 // mutantProfile is what to know about the mutant driver.
@@ -105,6 +132,7 @@ var mutantProfile = Profile{
 		Valid:   raw(`{"apiVersion":"gadget.example.com/v1","kind":"Gadget","speed":3}`),
 		Invalid: raw(`{"apiVersion":"gadget.example.com/v1","kind":"Gadget","sped":3}`, `{"apiVersion":"gadget.example.com/v1","kind":"Gadget","speed":"fast"}`),
 	},
+	Health: HealthCommands{Break: "touch {{.PluginDir}}/broken-{{.Device}}", Repair: "rm -f {{.PluginDir}}/broken-{{.Device}}"},
 }
 
 func buildMutant(t *testing.T) string {
@@ -121,7 +149,9 @@ func mutantCommand(program, fault string) string {
 }
 
 func silence() {
-	klog.LogToStderr(false)
+	flags := flag.NewFlagSet("klog", flag.PanicOnError)
+	klog.InitFlags(flags)
+	flags.Parse([]string{"-logtostderr=false", "-alsologtostderr=false", "-stderrthreshold=FATAL"})
 	klog.SetOutput(io.Discard)
 	rest.SetDefaultWarningHandler(rest.NoWarnings{})
 }
@@ -167,12 +197,12 @@ func TestEachFaultIsCaught(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bed, err := startTestbed(t.Context(), shortDir(t), command, mutantProfile.DriverName, nil)
+	bed, err := startTestbed(t.Context(), shortDir(t), command, Options{Profile: mutantProfile})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer bed.stop()
-	bed.times = times{patience: 6 * time.Second, late: 8 * time.Second, quiet: 2 * time.Second}
+	bed.times = times{patience: 6 * time.Second, late: 8 * time.Second, quiet: 2 * time.Second, claims: 40, cycles: 40}
 	for _, fault := range faults {
 		t.Run(fault, func(t *testing.T) {
 			name, known := catches[fault]

@@ -17,6 +17,8 @@ type Profile struct {
 	Selector string `json:"selector,omitempty"`
 	// Parameters are opaque parameters in claims.
 	Parameters Parameters `json:"parameters,omitzero"`
+	// Health says how to break a device.
+	Health HealthCommands `json:"health,omitzero"`
 	// KnownFailures are failures that are known and do not count. They are reported as such, and so is a check that passes
 	// although it is listed here.
 	KnownFailures []KnownFailure `json:"knownFailures,omitempty"`
@@ -26,6 +28,13 @@ type Profile struct {
 type Parameters struct {
 	Valid   []json.RawMessage `json:"valid,omitempty"`
 	Invalid []json.RawMessage `json:"invalid,omitempty"`
+}
+
+// HealthCommands are templates of shell commands, like the driver command. {{.Device}} is the name of the device, and
+// {{.AdminKubeconfig}} of a kubeconfig that may do everything.
+type HealthCommands struct {
+	Break  string `json:"break,omitempty"`
+	Repair string `json:"repair,omitempty"`
 }
 
 // KnownFailure names a check that fails, and says why that is accepted.

@@ -31,6 +31,8 @@ type Result struct {
 	Outcome Outcome `json:"outcome"`
 	// Messages say what is wrong, or why the check was skipped.
 	Messages []string `json:"messages,omitempty"`
+	// Notes are no judgement: how long something takes, for example.
+	Notes []string `json:"notes,omitempty"`
 	// Evidence is in order of time.
 	Evidence []Evidence    `json:"evidence,omitempty"`
 	Duration time.Duration `json:"-"`
@@ -83,6 +85,14 @@ func (r *Report) WriteTable(w io.Writer) error {
 		return err
 	}
 	for _, result := range r.Results {
+		if len(result.Notes) > 0 {
+			fmt.Fprintf(w, "\n%s notes\n", result.Check)
+		}
+		for _, note := range result.Notes {
+			fmt.Fprintf(w, "  %s\n", note)
+		}
+	}
+	for _, result := range r.Results {
 		if result.Outcome == Passed || len(result.Messages) == 0 {
 			continue
 		}
@@ -99,7 +109,7 @@ func (r *Report) WriteTable(w io.Writer) error {
 	return err
 }
 
-// WriteJSON writes all results. Two runs of the same driver with the same outcome differ in their evidence only.
+// WriteJSON writes all results. Two runs of the same driver with the same outcome differ in their evidence and notes only.
 func (r *Report) WriteJSON(w io.Writer) error {
 	encoder := json.NewEncoder(w)
 	encoder.SetIndent("", "  ")
@@ -148,6 +158,9 @@ func (r *Report) WriteJUnit(w io.Writer) error {
 			test.Failure = &junitMessage{Message: first, Type: string(result.Level), Text: message}
 		case Skipped, Known:
 			test.Skipped = &junitMessage{Message: message, Type: string(result.Outcome)}
+		}
+		for _, note := range result.Notes {
+			test.Output += note + "\n"
 		}
 		for _, evidence := range result.Evidence {
 			test.Output += "--- " + evidence.Title + "\n" + evidence.Text + "\n"

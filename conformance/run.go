@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	rbacv1 "k8s.io/api/rbac/v1"
+
 	"github.com/simgpu/simgpu/conformance/internal/process"
 )
 
@@ -25,6 +27,8 @@ type Options struct {
 	Level Level
 	// Focus and Skip pick checks by name; nil is all and none.
 	Focus, Skip *regexp.Regexp
+	// Roles are what the driver may do; without any it may do everything.
+	Roles []rbacv1.ClusterRole
 	// Dir is where the node lives; "" is a new folder for temporary files. Keep it short: the driver's sockets are in it.
 	Dir string
 	// Progress is told what goes on; nil: nobody is.
@@ -67,7 +71,7 @@ func Run(ctx context.Context, opts Options) (*Report, error) {
 
 	start := time.Now()
 	fmt.Fprintln(opts.Progress, "Starting etcd and the API server")
-	bed, err := startTestbed(ctx, opts.Dir, command, opts.Profile.DriverName, opts.Log)
+	bed, err := startTestbed(ctx, opts.Dir, command, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +121,7 @@ func (r *runner) run(ctx context.Context, check Check) (Result, error) {
 			return Result{}, err
 		}
 	}
-	result := Result{Check: check.Name, Level: check.Level, Outcome: Passed, Messages: t.messages, Duration: time.Since(start)}
+	result := Result{Check: check.Name, Level: check.Level, Outcome: Passed, Messages: t.messages, Notes: t.notes, Duration: time.Since(start)}
 	known := slices.IndexFunc(r.opts.Profile.KnownFailures, func(k KnownFailure) bool { return k.Check == check.Name })
 	switch {
 	case t.skipped:
@@ -130,6 +134,7 @@ func (r *runner) run(ctx context.Context, check Check) (Result, error) {
 	case known >= 0:
 		result.Outcome = Fixed
 	}
+	r.fresh = r.fresh || t.fresh
 	if result.Outcome == Failed || result.Outcome == Known {
 		result.Evidence = append(t.evidence, r.driverLog(start))
 		r.fresh = true

@@ -42,8 +42,11 @@ type T struct {
 
 	messages []string
 	evidence []Evidence
+	notes    []string
 	skipped  bool
 	cleanup  []func()
+	// fresh has the next check begin with an empty node.
+	fresh bool
 }
 
 // stopped ends a check early.
@@ -64,6 +67,11 @@ func (t *T) Fatalf(format string, args ...any) {
 func (t *T) Skipf(format string, args ...any) {
 	t.messages, t.skipped = []string{fmt.Sprintf(format, args...)}, true
 	panic(stopped{})
+}
+
+// notef keeps something to report that is no judgement, such as how long something takes.
+func (t *T) notef(format string, args ...any) {
+	t.notes = append(t.notes, fmt.Sprintf(format, args...))
 }
 
 // must ends the check if the kit itself cannot do something.
@@ -197,6 +205,13 @@ func (t *T) awaitReady() {
 	t.await("the driver does not become ready", func() error { return t.ready(t.ctx) })
 }
 
+// awaitReadyLate waits until the driver is ready after the kubelet has deleted its slices, as every kubelet that starts does.
+func (t *T) awaitReadyLate() {
+	if err := eventually(t.ctx, t.times.late, func() error { return t.ready(t.ctx) }); err != nil {
+		t.Fatalf("the driver does not become ready: %v", err)
+	}
+}
+
 // restartDriver stops the driver (SIGTERM) or kills it, starts it again and waits until it is ready.
 func (t *T) restartDriver(kill bool) {
 	t.stopDriver(kill)
@@ -221,7 +236,7 @@ func (t *T) stopDriver(kill bool) {
 func (t *T) restartKubelet(pods ...*corev1.Pod) {
 	t.kubelet.Stop()
 	t.must(t.startKubelet(t.ctx, pods...))
-	t.awaitReady()
+	t.awaitReadyLate()
 }
 
 // plugin returns a client for the driver's service, as the kubelet would call it.

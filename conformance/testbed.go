@@ -57,10 +57,12 @@ type times struct {
 	late time.Duration
 	// quiet is how long an idle driver is watched.
 	quiet time.Duration
+	// claims are how many exist at the same time, and cycles how many come and go, under load.
+	claims, cycles int
 }
 
 func defaultTimes() times {
-	return times{patience: 30 * time.Second, late: 75 * time.Second, quiet: 5 * time.Second}
+	return times{patience: 30 * time.Second, late: 75 * time.Second, quiet: 5 * time.Second, claims: 256, cycles: 200}
 }
 
 // testbed is the node that the driver under test is on.
@@ -71,6 +73,7 @@ type testbed struct {
 	scheduler *scheduler.Scheduler
 	command   *process.Command
 	log       io.Writer // everything the driver says
+	roles     []rbacv1.ClusterRole
 
 	dir     string
 	times   times
@@ -82,8 +85,8 @@ type testbed struct {
 }
 
 // startTestbed starts everything but the kubelet and the driver.
-func startTestbed(ctx context.Context, dir string, command *process.Command, driverName string, log io.Writer) (_ *testbed, err error) {
-	b := &testbed{command: command, log: log, dir: dir, times: defaultTimes()}
+func startTestbed(ctx context.Context, dir string, command *process.Command, opts Options) (_ *testbed, err error) {
+	b := &testbed{command: command, log: opts.Log, roles: opts.Roles, dir: dir, times: defaultTimes()}
 	defer func() {
 		if err != nil {
 			b.stop()
@@ -103,7 +106,8 @@ func startTestbed(ctx context.Context, dir string, command *process.Command, dri
 	}
 	b.scheduler = scheduler.New(b.admin, nodeName)
 	b.vars = process.Vars{
-		Kubeconfig: filepath.Join(dir, "kubeconfig"), NodeName: nodeName, Namespace: namespace, DriverName: driverName,
+		Kubeconfig: filepath.Join(dir, "kubeconfig"), NodeName: nodeName, Namespace: namespace, DriverName: opts.Profile.DriverName,
+		AdminKubeconfig: filepath.Join(dir, "admin.kubeconfig"),
 	}
 	return b, b.populate(ctx)
 }
@@ -141,12 +145,10 @@ func (b *testbed) populate(ctx context.Context) error {
 	if _, err := b.admin.CoreV1().ServiceAccounts(namespace).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: account}}, metav1.CreateOptions{}); err != nil {
 		return err
 	}
-	binding := &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "dra-conformance-driver"},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
-		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: account}},
+	if err := b.authorize(ctx); err != nil {
+		return fmt.Errorf("give the driver its roles: %w", err)
 	}
-	if _, err := b.admin.RbacV1().ClusterRoleBindings().Create(ctx, binding, metav1.CreateOptions{}); err != nil {
+	if err := writeKubeconfig(b.vars.AdminKubeconfig, b.control.Admin); err != nil {
 		return err
 	}
 	// Bound to the node, like the token of a pod that runs on it.
@@ -159,6 +161,32 @@ func (b *testbed) populate(ctx context.Context) error {
 	return writeKubeconfig(b.vars.Kubeconfig, &rest.Config{
 		Host: b.proxy.URL, BearerToken: token.Status.Token, TLSClientConfig: rest.TLSClientConfig{CAData: b.proxy.CA},
 	})
+}
+
+// authorize gives the driver the roles that it asks for, or else all rights.
+func (b *testbed) authorize(ctx context.Context) error {
+	roles := []string{"cluster-admin"}
+	if len(b.roles) > 0 {
+		roles = nil
+	}
+	for i, role := range b.roles {
+		role = rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("dra-conformance-driver-%d", i)}, Rules: role.Rules}
+		if _, err := b.admin.RbacV1().ClusterRoles().Create(ctx, &role, metav1.CreateOptions{}); err != nil {
+			return err
+		}
+		roles = append(roles, role.Name)
+	}
+	for i, role := range roles {
+		binding := &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("dra-conformance-driver-%d", i)},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: account}},
+		}
+		if _, err := b.admin.RbacV1().ClusterRoleBindings().Create(ctx, binding, metav1.CreateOptions{}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func writeKubeconfig(file string, config *rest.Config) error {

@@ -88,9 +88,9 @@ func newExplainCommand() *cobra.Command {
 }
 
 type runFlags struct {
-	command, profile, focus, skip, level string
-	junit, json, reportDir               string
-	verbosity                            int
+	command, profile, rbac, focus, skip, level string
+	junit, json, reportDir                     string
+	verbosity                                  int
 }
 
 func newRunCommand() *cobra.Command {
@@ -118,6 +118,7 @@ NODE_NAME, KUBECONFIG, NAMESPACE and POD_UID are set in its environment.`,
 	flags := cmd.Flags()
 	flags.StringVar(&f.command, "driver-command", "", "template of the shell command that starts the driver (required)")
 	flags.StringVar(&f.profile, "profile", "", "file that says what to know about the driver")
+	flags.StringVar(&f.rbac, "rbac", "", "file with the driver's manifest, as rendered: it gets the Roles and ClusterRoles in it instead of all rights")
 	flags.StringVar(&f.focus, "focus", "", "run checks with a name that this regular expression matches")
 	flags.StringVar(&f.skip, "skip", "", "leave out checks with a name that this regular expression matches")
 	flags.StringVar(&f.level, "level", "may", "weakest level of the checks to run: must, should or may")
@@ -137,6 +138,11 @@ func run(ctx context.Context, f runFlags, stdout, stderr io.Writer) error {
 	}
 	if f.profile != "" {
 		if opts.Profile, err = conformance.ReadProfile(f.profile); err != nil {
+			return err
+		}
+	}
+	if f.rbac != "" {
+		if opts.Roles, err = conformance.ReadRoles(f.rbac); err != nil {
 			return err
 		}
 	}

@@ -23,7 +23,7 @@ import (
 	certutil "k8s.io/client-go/util/cert"
 )
 
-// Request is one request that was answered, or refused because of an outage.
+// Request is one request, whatever became of it.
 type Request struct {
 	Time time.Time `json:"time"`
 	// Verb, Resource ("resourceclaims", "resourceclaims/status") and so on are as in RBAC rules; Resource is "" for what is
@@ -36,7 +36,7 @@ type Request struct {
 	Path      string `json:"path"`
 	Query     string `json:"query,omitempty"`
 	DryRun    bool   `json:"dryRun,omitempty"`
-	// Status is the HTTP status code, 0 where the connection was cut.
+	// Status is the HTTP status code, 0 where the connection was cut or there is no answer yet.
 	Status int `json:"status"`
 }
 
@@ -65,7 +65,7 @@ type Proxy struct {
 	out      bool
 	cut      context.CancelFunc // of everything that runs
 	running  context.Context
-	requests []Request
+	requests []*Request // in the order in which they came
 }
 
 // Start starts a proxy for an API server. A version, if there is one, is what it says the API server is.
@@ -136,22 +136,30 @@ func (p *Proxy) Recover() {
 	}
 }
 
-// Requests are those that came since the time. A request that runs, such as a watch, is not among them yet.
+// Requests are those that came since the time, those that still run, such as watches, among them.
 func (p *Proxy) Requests(since time.Time) []Request {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	first, _ := slices.BinarySearchFunc(p.requests, since, func(r Request, t time.Time) int { return r.Time.Compare(t) })
-	return slices.Clone(p.requests[first:])
+	var requests []Request
+	for _, request := range slices.Backward(p.requests) {
+		if request.Time.Before(since) {
+			break
+		}
+		requests = append(requests, *request)
+	}
+	slices.Reverse(requests)
+	return requests
 }
 
 // ServeHTTP implements [http.Handler].
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	noted := p.describe(r)
 	p.mu.Lock()
 	out, running := p.out, p.running
+	noted.Time = time.Now()
+	p.requests = append(p.requests, noted)
 	p.mu.Unlock()
-	noted := p.describe(r)
 	if out {
-		p.note(noted)
 		panic(http.ErrAbortHandler)
 	}
 	if p.version != nil && r.URL.Path == "/version" {
@@ -162,20 +170,15 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(running, cancel)()
-	status := &statusWriter{ResponseWriter: w}
-	p.forward.ServeHTTP(status, r.WithContext(ctx))
+	p.forward.ServeHTTP(&statusWriter{w, func(code int) { p.answered(noted, code) }}, r.WithContext(ctx))
 	if running.Err() != nil {
-		status.code = 0
-	}
-	noted.Status = status.code
-	p.note(noted)
-	if running.Err() != nil {
+		p.answered(noted, 0)
 		panic(http.ErrAbortHandler)
 	}
 }
 
-func (p *Proxy) describe(r *http.Request) Request {
-	noted := Request{Time: time.Now(), Verb: strings.ToLower(r.Method), Path: r.URL.Path, Query: r.URL.RawQuery, DryRun: r.URL.Query().Has("dryRun")}
+func (p *Proxy) describe(r *http.Request) *Request {
+	noted := &Request{Verb: strings.ToLower(r.Method), Path: r.URL.Path, Query: r.URL.RawQuery, DryRun: r.URL.Query().Has("dryRun")}
 	if info, err := p.infos.NewRequestInfo(r); err == nil {
 		noted.Verb, noted.Group, noted.Resource = info.Verb, info.APIGroup, info.Resource
 		noted.Namespace, noted.Name = info.Namespace, info.Name
@@ -186,23 +189,22 @@ func (p *Proxy) describe(r *http.Request) Request {
 	return noted
 }
 
-// note keeps the requests in the order in which they came.
-func (p *Proxy) note(r Request) {
+func (p *Proxy) answered(noted *Request, code int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	at, _ := slices.BinarySearchFunc(p.requests, r.Time, func(r Request, t time.Time) int { return r.Time.Compare(t) })
-	p.requests = slices.Insert(p.requests, at, r)
+	noted.Status = code
 }
 
-// statusWriter remembers the status code.
+// statusWriter tells the status code.
 type statusWriter struct {
 	http.ResponseWriter
-	code int
+	answered func(code int)
 }
 
+// WriteHeader implements [http.ResponseWriter].
 func (w *statusWriter) WriteHeader(code int) {
 	if code >= 200 {
-		w.code = code
+		w.answered(code)
 	}
 	w.ResponseWriter.WriteHeader(code)
 }

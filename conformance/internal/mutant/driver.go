@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -41,8 +42,8 @@ type claim struct {
 }
 
 type device struct {
-	Request, Pool, Device string
-	Admin                 bool
+	Request, Pool, Device, Share string
+	Admin                        bool
 }
 
 func (d *driver) run(ctx context.Context) error {
@@ -60,7 +61,10 @@ func (d *driver) run(ctx context.Context) error {
 		kubeletplugin.PluginDataDirectoryPath(d.dir),
 		kubeletplugin.GRPCInterceptor(d.intercept),
 		kubeletplugin.Serialize(false), // the driver has a lock of its own
-		kubeletplugin.HealthService(false),
+		kubeletplugin.HealthV1(d.fault != "old-health-version"),
+	}
+	if uid := os.Getenv("POD_UID"); uid != "" {
+		opts = append(opts, kubeletplugin.RollingUpdate(types.UID(uid)))
 	}
 	running := ctx
 	if d.fault == "keeps-socket" {
@@ -70,7 +74,7 @@ func (d *driver) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := d.publish(ctx, helper); err != nil {
+	if err := d.publish(running); err != nil {
 		return err
 	}
 	d.afterStart(ctx)
@@ -78,9 +82,7 @@ func (d *driver) run(ctx context.Context) error {
 	if d.fault != "keeps-socket" {
 		helper.Stop()
 	}
-	if d.fault == "removes-specs-on-stop" {
-		d.removeSpecs()
-	}
+	d.atEnd()
 	return nil
 }
 
@@ -108,8 +110,16 @@ func (d *driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]k
 		}
 		defer d.leave()
 	}
+	if d.fault == "refuses-concurrent-claims" {
+		if !d.enterFor(c.UID) {
+			return nil, errors.New("busy with another claim")
+		}
+		defer d.leaveFor(c.UID)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.reload()
+	d.leak(c.UID)
 	if d.fault == "canceled-call-locks" && d.canceled(ctx, c.UID) {
 		return nil, errors.New("locked by a call that was canceled")
 	}
@@ -124,10 +134,13 @@ func (d *driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]k
 			}
 			continue
 		}
-		if !contains(deviceNames(d.node), r.Device) && d.fault != "accepts-unknown-device" {
+		if !contains(deviceNames(), r.Device) && d.fault != "accepts-unknown-device" {
 			return nil, fmt.Errorf("there is no device %s", r.Device)
 		}
-		now.Devices = append(now.Devices, device{r.Request, r.Pool, r.Device, ptr.Deref(r.AdminAccess, false)})
+		if len(now.Devices) == most && d.fault == "first-few-of-all" {
+			break
+		}
+		now.Devices = append(now.Devices, device{r.Request, r.Pool, r.Device, string(ptr.Deref(r.ShareID, "")), ptr.Deref(r.AdminAccess, false)})
 	}
 	if d.fault == "refuses-admin-access" && slices.ContainsFunc(now.Devices, func(d device) bool { return d.Admin }) {
 		return nil, errors.New("admin access is not supported")
@@ -138,6 +151,9 @@ func (d *driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]k
 		if err := d.conflict(now); err != nil {
 			return nil, err
 		}
+	}
+	if d.fault == "at-most-thirty-claims" && len(d.known) >= 30 {
+		return nil, errors.New("too many claims")
 	}
 	if err := d.write(now); err != nil {
 		return nil, err
@@ -160,7 +176,7 @@ func (d *driver) conflict(now claim) error {
 	for _, other := range d.known {
 		for _, theirs := range other.Devices {
 			for _, ours := range now.Devices {
-				if other.UID != now.UID && ours.Device == theirs.Device && !ours.Admin && !theirs.Admin {
+				if other.UID != now.UID && ours.Device == theirs.Device && (ours.Share == "" || d.fault == "refuses-shares") && !ours.Admin && !theirs.Admin {
 					return fmt.Errorf("device %s is used by claim %s/%s", ours.Device, other.Namespace, other.Name)
 				}
 			}
@@ -173,7 +189,11 @@ func (d *driver) answer(c claim, again bool) []kubeletplugin.Device {
 	var devices []kubeletplugin.Device
 	for _, dev := range c.Devices {
 		id := cdiKind + "=" + string(c.UID) + "-" + dev.Device
-		devices = append(devices, kubeletplugin.Device{Requests: []string{dev.Request}, PoolName: dev.Pool, DeviceName: dev.Device, CDIDeviceIDs: []string{id}})
+		answered := kubeletplugin.Device{Requests: []string{dev.Request}, PoolName: dev.Pool, DeviceName: dev.Device, CDIDeviceIDs: []string{id}}
+		if dev.Share != "" && d.fault != "no-share-id" {
+			answered.ShareID = ptr.To(types.UID(dev.Share))
+		}
+		devices = append(devices, answered)
 	}
 	return d.distort(devices, again)
 }
@@ -197,6 +217,7 @@ func (d *driver) unprepare(ctx context.Context, c kubeletplugin.NamespacedObject
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.reload()
 	if _, known := d.known[c.UID]; !known && d.fault == "unprepare-fails-for-unknown" {
 		return fmt.Errorf("claim %s is not prepared", c.UID)
 	}
@@ -218,10 +239,6 @@ func (d *driver) HandleError(ctx context.Context, err error, msg string) {
 	fmt.Fprintln(os.Stderr, "mutant:", msg, err)
 }
 
-func (d *driver) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
-	return kubeletplugin.ErrHealthNotSupported
-}
-
 // --- checkpoint ---
 
 func (d *driver) checkpoint(uid types.UID) string {
@@ -236,7 +253,11 @@ func (d *driver) write(c claim) error {
 	if err != nil {
 		return err
 	}
-	return replaceFile(d.checkpoint(c.UID), data, 0o600)
+	mode := os.FileMode(0o600)
+	if d.fault == "world-writable-checkpoint" {
+		mode = 0o666
+	}
+	return replaceFile(d.checkpoint(c.UID), data, mode)
 }
 
 func replaceFile(path string, data []byte, mode os.FileMode) error {
@@ -270,7 +291,11 @@ func (d *driver) restore(ctx context.Context) error {
 		}
 		var c claim
 		if err := json.Unmarshal(data, &c); err != nil {
-			return fmt.Errorf("%s: %w", path, err)
+			if d.fault == "fails-on-torn-checkpoint" {
+				return fmt.Errorf("%s: %w", path, err)
+			}
+			os.Remove(path) // the kubelet asks again
+			continue
 		}
 		get, cancel := context.WithTimeout(ctx, 2*time.Second)
 		current, err := d.client.ResourceV1().ResourceClaims(c.Namespace).Get(get, c.Name, metav1.GetOptions{})
@@ -283,6 +308,30 @@ func (d *driver) restore(ctx context.Context) error {
 		d.known[c.UID] = c
 	}
 	return d.removeOrphans()
+}
+
+// reload follows what another instance of the driver, if there is one, has prepared and unprepared.
+func (d *driver) reload() {
+	if d.fault == "no-checkpoint" || d.fault == "device-not-freed" {
+		return
+	}
+	entries, err := os.ReadDir(filepath.Join(d.dir, "claims"))
+	if err != nil {
+		return
+	}
+	there := map[types.UID]bool{}
+	for _, entry := range entries {
+		uid := types.UID(strings.TrimSuffix(entry.Name(), ".json"))
+		there[uid] = true
+		if _, known := d.known[uid]; known || strings.HasPrefix(entry.Name(), ".") {
+			continue
+		}
+		var c claim
+		if data, err := os.ReadFile(d.checkpoint(uid)); err == nil && json.Unmarshal(data, &c) == nil {
+			d.known[uid] = c
+		}
+	}
+	maps.DeleteFunc(d.known, func(uid types.UID, _ claim) bool { return !there[uid] })
 }
 
 // removeOrphans removes specs of claims that are not known: those of a prepare that did not get to its end.

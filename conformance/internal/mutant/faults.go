@@ -1,15 +1,17 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
-
-	"fmt"
 
 	"google.golang.org/grpc"
 	resourceapi "k8s.io/api/resource/v1"
@@ -25,23 +27,29 @@ import (
 var faults = []string{
 	// registration
 	"slow-get-info", "wrong-type", "relative-endpoint", "old-version-first", "unknown-service", "service-twice",
-	"stale-sockets", "registers-once", "keeps-socket", "ignores-sigterm", "fails-on-sigterm", "exits-on-second-notification",
+	"takes-sockets-of-other-instance", "stale-sockets", "registers-once", "keeps-socket", "ignores-sigterm", "fails-on-sigterm", "exits-on-second-notification",
 	"removes-foreign-sockets",
 	// ResourceSlices
 	"no-devices", "incomplete-pool", "old-generation", "other-node", "no-owner", "device-in-two-slices", "counter-set-missing",
 	"consumes-too-much", "counter-set-twice", "unknown-standard-attribute", "malformed-standard-attribute", "inconsistent-attribute",
-	"writes-when-idle", "unstable-names", "publishes-once", "watches-all-slices",
+	"writes-when-idle", "unstable-names", "publishes-once", "watches-all-slices", "deletes-slices-on-stop", "deletes-foreign-slices",
 	// prepare
 	"wrong-claim-uid", "extra-device", "missing-device", "no-request-names", "wrong-request-names", "unqualified-cdi-id", "no-cdi-id",
 	"not-idempotent", "other-answer-again", "not-concurrent", "first-of-batch", "first-request-only", "subrequest-names",
 	"accepts-missing-claims", "fails-for-other-drivers", "accepts-unknown-device", "device-twice", "refuses-admin-access",
-	"fails-whole-batch", "reads-parameters-of-others", "refuses-parameters", "accepts-all-parameters", "canceled-call-locks",
+	"fails-whole-batch", "reads-parameters-of-others", "refuses-parameters", "accepts-all-parameters", "trusts-classes", "first-few-of-all", "refuses-shares", "no-share-id", "canceled-call-locks",
 	// CDI
 	"no-spec", "invalid-spec", "newest-cdi-version", "relative-mount", "missing-mount", "spec-not-restored", "world-writable-spec",
 	// unprepare
 	"leaks-spec", "unprepare-fails-for-unknown", "first-of-unprepare-batch", "device-not-freed", "unprepare-reads-claim",
 	// recovery
-	"no-checkpoint", "removes-specs-on-stop", "keeps-claims-that-are-gone", "exits-without-api-server", "does-not-start-twice",
+	"fails-on-torn-checkpoint", "no-checkpoint", "removes-specs-on-stop", "keeps-claims-that-are-gone", "exits-without-api-server", "does-not-start-twice",
+	// health
+	"old-health-version", "health-fails", "health-late", "health-of-strangers", "health-once", "health-for-one", "health-does-not-change",
+	// load
+	"refuses-concurrent-claims", "at-most-thirty-claims", "leaks-open-files", "leaks-files", "leaks-memory",
+	// security
+	"world-writable-checkpoint", "reads-secrets", "writes-config-maps",
 }
 
 // prepareStart makes the folders, after having done wrong what is done wrong before that.
@@ -201,7 +209,7 @@ func (d *driver) checkParameters(c *resourceapi.ResourceClaim) error {
 		if d.fault == "refuses-parameters" {
 			return fmt.Errorf("there are no parameters")
 		}
-		if d.fault == "accepts-all-parameters" {
+		if d.fault == "accepts-all-parameters" || d.fault == "trusts-classes" && entry.Source == resourceapi.AllocationConfigSourceClass {
 			continue
 		}
 		var gadget struct {
@@ -219,6 +227,60 @@ func (d *driver) checkParameters(c *resourceapi.ResourceClaim) error {
 	}
 	return nil
 }
+
+// most is how many devices of a claim a driver with that fault prepares.
+const most = 3
+
+// atEnd does wrong what is done wrong at the end.
+func (d *driver) atEnd() {
+	switch d.fault {
+	case "removes-specs-on-stop":
+		d.removeSpecs()
+	case "deletes-slices-on-stop":
+		d.client.ResourceV1().ResourceSlices().DeleteCollection(context.Background(), metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.driver=" + driverName})
+	case "takes-sockets-of-other-instance":
+		sockets, _ := filepath.Glob(filepath.Join(d.registry, driverName+"*.sock"))
+		for _, socket := range sockets {
+			os.Remove(socket)
+		}
+	}
+}
+
+var leaked [][]byte
+
+// leak keeps what nobody needs.
+func (d *driver) leak(uid types.UID) {
+	switch d.fault {
+	case "leaks-open-files":
+		if file, err := os.Open("/dev/null"); err == nil {
+			syscall.Dup(int(file.Fd()))
+			file.Close()
+		}
+	case "leaks-files":
+		os.WriteFile(filepath.Join(d.dir, "log-"+string(uid)), nil, 0o600)
+	case "leaks-memory":
+		leaked = append(leaked, bytes.Repeat([]byte("x"), 4<<20))
+	}
+}
+
+var inside sync.Map
+
+// enterFor is false if the driver is busy with another claim.
+func (d *driver) enterFor(uid types.UID) bool {
+	inside.Store(uid, true)
+	time.Sleep(50 * time.Millisecond)
+	others := false
+	inside.Range(func(other, _ any) bool {
+		others = others || other != uid
+		return true
+	})
+	if others {
+		inside.Delete(uid)
+	}
+	return !others
+}
+
+func (d *driver) leaveFor(uid types.UID) { inside.Delete(uid) }
 
 func (d *driver) enter() bool {
 	if !calls.CompareAndSwap(0, 1) {

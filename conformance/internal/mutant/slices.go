@@ -6,12 +6,12 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
-	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/utils/ptr"
 )
@@ -19,8 +19,10 @@ import (
 // wholes is how many gadgets there are. Each is offered as a whole and as two halves.
 const wholes = 4
 
-func deviceNames(string) []string {
-	var names []string
+const shared = "shared"
+
+func deviceNames() []string {
+	names := []string{shared}
 	for i := range wholes {
 		names = append(names, fmt.Sprintf("whole-%d", i), fmt.Sprintf("half-%d-a", i), fmt.Sprintf("half-%d-b", i))
 	}
@@ -48,10 +50,15 @@ func pool() resourceslice.Pool {
 		add(fmt.Sprintf("half-%d-b", i), "half", 1)
 		add(fmt.Sprintf("whole-%d", i), "whole", 2)
 	}
+	// One that can be shared.
+	devices = append(devices, resourceapi.Device{
+		Name: shared, AllowMultipleAllocations: ptr.To(true),
+		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"size": {StringValue: ptr.To("shared")}},
+	})
 	return resourceslice.Pool{Slices: []resourceslice.Slice{{SharedCounters: sets}, {Devices: devices}}}
 }
 
-func (d *driver) publish(ctx context.Context, helper *kubeletplugin.Helper) error {
+func (d *driver) publish(ctx context.Context) error {
 	p := pool()
 	devices := p.Slices[1].Devices
 	first := &devices[0]
@@ -71,7 +78,19 @@ func (d *driver) publish(ctx context.Context, helper *kubeletplugin.Helper) erro
 	case "publishes-once", "no-owner":
 		return d.publishOnce(ctx, p)
 	}
-	if err := helper.PublishResources(ctx, resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.node: p}}); err != nil {
+	node, err := d.client.CoreV1().Nodes().Get(ctx, d.node, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	// What kubeletplugin does, but quick to put right what others have changed.
+	_, err = resourceslice.StartController(ctx, resourceslice.Options{
+		DriverName: driverName,
+		KubeClient: d.client,
+		Owner:      &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID},
+		Resources:  &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.node: p}},
+		SyncDelay:  ptr.To(time.Second),
+	})
+	if err != nil {
 		return err
 	}
 	return d.publishBeside(ctx)
@@ -166,6 +185,12 @@ func (d *driver) afterStart(ctx context.Context) {
 		factory := informers.NewSharedInformerFactory(d.client, 0)
 		factory.Resource().V1().ResourceSlices().Informer()
 		factory.Start(ctx.Done())
+	case "reads-secrets":
+		d.client.CoreV1().Secrets("").List(ctx, metav1.ListOptions{})
+	case "deletes-foreign-slices":
+		d.client.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.nodeName!=" + d.node})
+	case "writes-config-maps":
+		d.client.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: driverName}}, metav1.CreateOptions{})
 	case "exits-without-api-server":
 		go d.exitWithoutAPI(ctx)
 	}

@@ -31,6 +31,10 @@ type Vars struct {
 	// StateDir is a folder for whatever else the driver wants to keep.
 	StateDir   string
 	DriverName string
+	// AdminKubeconfig may do everything. It is for commands that do something to a driver, not for the driver.
+	AdminKubeconfig string
+	// Device is the device that a command is about.
+	Device string
 	// Namespace and PodUID are those of the driver's pod in a cluster. Each instance has a PodUID of its own, which a restart
 	// does not change.
 	Namespace, PodUID string
@@ -133,6 +137,19 @@ func (p *Process) read(output io.Reader, tee io.Writer) {
 			return
 		}
 	}
+}
+
+// Run runs a command that ends by itself and returns its output.
+func (c *Command) Run(ctx context.Context, vars Vars) (string, error) {
+	line, err := c.render(vars)
+	if err != nil {
+		return "", err
+	}
+	output, err := exec.CommandContext(ctx, "/bin/sh", "-c", line).CombinedOutput()
+	if err != nil {
+		return string(output), fmt.Errorf("%s: %w", line, err)
+	}
+	return string(output), nil
 }
 
 // PID is the process id of the driver.
