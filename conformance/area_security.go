@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -98,7 +97,7 @@ func checkFilesNotWorldWritable(t *T) {
 // usedVerbs are what the driver has asked the API server for since the kit was started: verbs by group/resource.
 func (t *T) usedVerbs() map[string]map[string]bool {
 	used := map[string]map[string]bool{}
-	for _, request := range t.proxy.Requests(time.Time{}) {
+	for _, request := range t.proxy.Requests(t.since) {
 		if request.Resource == "" {
 			continue
 		}
@@ -145,7 +144,7 @@ func checkDeclaredRBAC(t *T) {
 	}
 	t.prepared()
 	refused := map[string]bool{}
-	for _, request := range t.proxy.Requests(time.Time{}) {
+	for _, request := range t.proxy.Requests(t.since) {
 		if request.Status == 403 {
 			refused[request.Verb+" "+request.Resource+" "+request.Group] = true
 		}

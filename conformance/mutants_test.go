@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
@@ -121,6 +122,7 @@ var catches = map[string]string{
 	"world-writable-checkpoint": "security/files-not-world-writable",
 	"reads-secrets":             "security/modest-verbs",
 	"writes-config-maps":        "security/modest-verbs",
+	"needs-undeclared-rights":   "security/declared-rbac",
 }
 
 // mutantProfile is what to know about the mutant driver.
@@ -134,6 +136,13 @@ var mutantProfile = Profile{
 	},
 	Health: HealthCommands{Break: "touch {{.PluginDir}}/broken-{{.Device}}", Repair: "rm -f {{.PluginDir}}/broken-{{.Device}}"},
 }
+
+// mutantRoles are what the mutant driver declares.
+var mutantRoles = []rbacv1.ClusterRole{{Rules: []rbacv1.PolicyRule{
+	{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceclaims"}, Verbs: []string{"get"}},
+	{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceslices"}, Verbs: []string{"*"}},
+	{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get"}},
+}}}
 
 func buildMutant(t *testing.T) string {
 	t.Helper()
@@ -169,7 +178,7 @@ func shortDir(t *testing.T) string {
 
 func TestFaultlessDriverPasses(t *testing.T) {
 	silence()
-	report, err := Run(t.Context(), Options{DriverCommand: mutantCommand(buildMutant(t), ""), Profile: mutantProfile, Dir: shortDir(t)})
+	report, err := Run(t.Context(), Options{DriverCommand: mutantCommand(buildMutant(t), ""), Profile: mutantProfile, Roles: mutantRoles, Dir: shortDir(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +206,7 @@ func TestEachFaultIsCaught(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bed, err := startTestbed(t.Context(), shortDir(t), command, Options{Profile: mutantProfile})
+	bed, err := startTestbed(t.Context(), shortDir(t), command, Options{Profile: mutantProfile, Roles: mutantRoles})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -216,6 +225,7 @@ func TestEachFaultIsCaught(t *testing.T) {
 			if bed.command, err = process.Parse(mutantCommand(program, fault)); err != nil {
 				t.Fatal(err)
 			}
+			bed.since = time.Now()
 			r := &runner{bed: bed, opts: Options{Profile: mutantProfile}, fresh: true}
 			result, err := r.run(t.Context(), check)
 			if err != nil {

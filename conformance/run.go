@@ -37,6 +37,13 @@ type Options struct {
 	Log io.Writer
 }
 
+// selected are the checks that the options pick.
+func (o Options) selected() []Check {
+	return slices.DeleteFunc(Checks(), func(check Check) bool {
+		return !o.Level.includes(check.Level) || o.Focus != nil && !o.Focus.MatchString(check.Name) || o.Skip != nil && o.Skip.MatchString(check.Name)
+	})
+}
+
 // Run tests a driver. An error says that the test could not be made; that the driver fails is in the report. Checks that
 // were made are in the report in either case.
 func Run(ctx context.Context, opts Options) (*Report, error) {
@@ -50,12 +57,7 @@ func Run(ctx context.Context, opts Options) (*Report, error) {
 	if err != nil {
 		return nil, fmt.Errorf("driver command: %w", err)
 	}
-	var checks []Check
-	for _, check := range Checks() {
-		if opts.Level.includes(check.Level) && (opts.Focus == nil || opts.Focus.MatchString(check.Name)) && (opts.Skip == nil || !opts.Skip.MatchString(check.Name)) {
-			checks = append(checks, check)
-		}
-	}
+	checks := opts.selected()
 	if len(checks) == 0 {
 		return nil, errors.New("no check is left to run: see \"dra-conformance list\" for their names")
 	}

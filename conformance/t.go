@@ -241,20 +241,14 @@ func (t *T) restartKubelet(pods ...*corev1.Pod) {
 
 // plugin returns a client for the driver's service, as the kubelet would call it.
 func (t *T) plugin() drapb.DRAPluginClient {
-	for _, r := range t.registrations(t.ctx) {
-		if r.info.Name != t.vars.DriverName {
-			continue
-		}
-		if !slices.Contains(r.info.SupportedVersions, drapb.DRAPluginService) {
-			t.Skipf("the driver does not serve %s", drapb.DRAPluginService)
-		}
-		conn, err := dial(r.info.Endpoint)
-		t.must(err)
-		t.deferred(func() { conn.Close() })
-		return drapb.NewDRAPluginClient(conn)
+	own := t.own()
+	if !slices.Contains(own.info.SupportedVersions, drapb.DRAPluginService) {
+		t.Skipf("the driver does not serve %s", drapb.DRAPluginService)
 	}
-	t.Fatalf("no socket in the registration folder answers for driver %s", t.vars.DriverName)
-	return nil
+	conn, err := dial(own.info.Endpoint)
+	t.must(err)
+	t.deferred(func() { conn.Close() })
+	return drapb.NewDRAPluginClient(conn)
 }
 
 // --- claims ---

@@ -80,6 +80,8 @@ type testbed struct {
 	vars    process.Vars
 	kubelet *kubelet.Kubelet
 	driver  *process.Process
+	// since is when the driver's requests begin to count for its rights; zero: from the start.
+	since time.Time
 	// generation counts how often everything on the node was made anew.
 	generation int
 }

@@ -49,7 +49,7 @@ var faults = []string{
 	// load
 	"refuses-concurrent-claims", "at-most-thirty-claims", "leaks-open-files", "leaks-files", "leaks-memory",
 	// security
-	"world-writable-checkpoint", "reads-secrets", "writes-config-maps",
+	"world-writable-checkpoint", "reads-secrets", "writes-config-maps", "needs-undeclared-rights",
 }
 
 // prepareStart makes the folders, after having done wrong what is done wrong before that.

@@ -187,6 +187,8 @@ func (d *driver) afterStart(ctx context.Context) {
 		factory.Start(ctx.Done())
 	case "reads-secrets":
 		d.client.CoreV1().Secrets("").List(ctx, metav1.ListOptions{})
+	case "needs-undeclared-rights":
+		d.client.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
 	case "deletes-foreign-slices":
 		d.client.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.nodeName!=" + d.node})
 	case "writes-config-maps":
