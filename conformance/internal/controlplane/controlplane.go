@@ -80,7 +80,7 @@ func (c *ControlPlane) Stop() {
 func startEtcd(dir string) (*embed.Etcd, error) {
 	config := embed.NewConfig()
 	config.Dir = dir
-	config.LogLevel = "fatal" // it calls its own end an error
+	config.LogLevel = "fatal"   // it calls its own end an error
 	config.UnsafeNoFsync = true // what is in it is not needed any more when this process ends
 	anyPort := []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}}
 	config.ListenClientUrls, config.ListenPeerUrls = anyPort, anyPort
