@@ -136,8 +136,13 @@ func (f *front) startHelper(ctx context.Context, plugin kubeletplugin.DRAPlugin)
 // stop ends the registration. Calls that are waiting get the chance to go on to another driver, which may
 // just have become the owner.
 func (f *front) stop() {
-	for deadline := time.Now().Add(lingerFor); f.calls.Load() > 0 && time.Now().Before(deadline); {
-		time.Sleep(passAgain)
+	late := time.After(lingerFor)
+	for waiting := true; waiting && f.calls.Load() > 0; {
+		select {
+		case <-late:
+			waiting = false
+		case <-time.After(passAgain):
+		}
 	}
 	close(f.stopping)
 	f.helper.Stop()

@@ -237,7 +237,7 @@ func TestUpdateLosesNoCall(t *testing.T) {
 // hold keeps some memory of a device, as a container does. What it returns tells whether the node sees it.
 func (n *wholeNode) hold(ids []string) func() bool {
 	n.t.Helper()
-	inside, err := os.MkdirTemp("", "simgpu") //nolint:usetesting // t.TempDir has too long a name for sockets
+	inside, err := os.MkdirTemp("", "simgpu")
 	if err != nil {
 		n.t.Fatal(err)
 	}

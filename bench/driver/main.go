@@ -110,7 +110,7 @@ func simulatedNode(annotations map[string]string) *corev1.Node {
 }
 
 // fault breaks GPU 0 and returns how long it takes until the API shows that.
-func (b *bench) fault() (time.Duration, error) {
+func (b *bench) fault(ctx context.Context) (time.Duration, error) {
 	begin := time.Now()
 	b.api.put("nodes", simulatedNode(map[string]string{faults.Annotation: "{apiVersion: simgpu.dev/v1alpha1, kind: NodeFaults, faults: [{id: one, device: gpu-0, type: XID, xid: 79}]}"}))
 	for time.Since(begin) < time.Minute {
@@ -119,9 +119,21 @@ func (b *bench) fault() (time.Duration, error) {
 				return time.Since(begin), nil
 			}
 		}
-		time.Sleep(5 * time.Millisecond)
+		if err := pass(ctx, 5*time.Millisecond); err != nil {
+			return 0, err
+		}
 	}
 	return 0, errors.New("no device is tainted a minute after a fault")
+}
+
+// pass lets time go by.
+func pass(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(d):
+		return nil
+	}
 }
 
 // sizes measures start and idleness at several numbers of GPUs.
@@ -149,12 +161,16 @@ func (b *bench) size(ctx context.Context, gpus int) (err error) {
 	defer func() { err = errors.Join(err, n.stop()) }()
 	writes, all, err1 := n.requests()
 	cpu, err2 := n.cpu()
-	time.Sleep(b.idle)
+	if err := pass(ctx, b.idle); err != nil {
+		return err
+	}
 	writesIdle, _, err3 := n.requests()
 	cpuIdle, err4 := n.cpu()
 	rss, peak, err5 := n.rss()
-	shown, err6 := b.fault()
-	time.Sleep(2 * time.Second) // for all else that follows
+	shown, err6 := b.fault(ctx)
+	if err := pass(ctx, 2*time.Second); err != nil { // for all else that follows
+		return err
+	}
 	writesFault, _, err7 := n.requests()
 	if err := errors.Join(err1, err2, err3, err4, err5, err6, err7); err != nil {
 		return err
