@@ -40,6 +40,7 @@ kubelet wait, try again or meet a driver that crashes.
 
 Needs the right to get and patch nodes; to list resourceslices as well for devices to be checked.`,
 		Args: cobra.NoArgs,
+		RunE: showHelp,
 	}
 	client := connect(cmd.PersistentFlags())
 	cmd.AddCommand(newFaultAddCommand(client), newFaultListCommand(client), newFaultClearCommand(client))

@@ -33,6 +33,7 @@ func newCommand(calledAs string, stdout, stderr io.Writer) *cobra.Command {
 		Use:           "simgpuctl",
 		Short:         "Look at simulated GPUs and break them",
 		Args:          cobra.NoArgs,
+		RunE:          showHelp,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
@@ -45,3 +46,7 @@ func newCommand(calledAs string, stdout, stderr io.Writer) *cobra.Command {
 	cmd.AddCommand(newFaultCommand(connectLikeKubectl))
 	return cmd
 }
+
+// showHelp is what a command does that only holds others. Without it cobra shows the help for an unknown subcommand too,
+// and succeeds.
+func showHelp(cmd *cobra.Command, _ []string) error { return cmd.Help() }

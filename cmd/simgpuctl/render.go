@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/version"
 
 	"github.com/simgpu/simgpu/driver/hardware"
@@ -81,6 +82,9 @@ func (f *renderFlags) run(stdout, stderr io.Writer) error {
 	if f.output != "yaml" && f.output != "json" && f.output != "table" {
 		return fmt.Errorf("--output %q is not known: use yaml, json or table", f.output)
 	}
+	if err := f.checkNames(); err != nil {
+		return err
+	}
 	node, err := f.hardware()
 	if err != nil {
 		return err
@@ -100,6 +104,17 @@ func (f *renderFlags) run(stdout, stderr io.Writer) error {
 		metav1.TypeMeta `json:",inline"`
 		Items           []resourceapi.ResourceSlice `json:"items"`
 	}{metav1.TypeMeta{APIVersion: "v1", Kind: "List"}, objects})
+}
+
+// checkNames refuses names that no node and no driver can have: the API server would take none of its slices.
+func (f *renderFlags) checkNames() error {
+	if problems := validation.IsDNS1123Subdomain(f.node); len(problems) > 0 {
+		return fmt.Errorf("--node %q: %s", f.node, strings.Join(problems, "; "))
+	}
+	if problems := validation.IsDNS1123Subdomain(f.driverName); f.driverName != "" && len(problems) > 0 {
+		return fmt.Errorf("--driver-name %q: %s", f.driverName, strings.Join(problems, "; "))
+	}
+	return nil
 }
 
 // hardware makes the GPUs of the node.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -189,5 +190,26 @@ func TestRenderRefuses(t *testing.T) {
 				t.Errorf("printed all the same: %s", stdout)
 			}
 		})
+	}
+}
+
+func TestRenderRefusesNamesThatNothingCanHave(t *testing.T) {
+	for _, test := range [][2]string{{"--node", "Node_1"}, {"--node", ""}, {"--driver-name", "gpu/../x"}} {
+		option, value := test[0], test[1]
+		stdout, _, err := run(t, "render", "--model", "l4-24gb", option+"="+value)
+		if want := fmt.Sprintf("%s %q: ", option, value); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("got error %v, want %s...", err, want)
+		}
+		if stdout != "" {
+			t.Errorf("%s %q: printed all the same: %s", option, value, stdout)
+		}
+	}
+}
+
+func TestUnknownCommandsAreRefused(t *testing.T) {
+	for _, args := range [][]string{{"modelz"}, {"fault", "ad"}} {
+		if _, _, err := run(t, args...); err == nil || !strings.Contains(err.Error(), "unknown command") {
+			t.Errorf("%v: got error %v", args, err)
+		}
 	}
 }
