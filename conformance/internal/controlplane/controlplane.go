@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 	certutil "k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/keyutil"
 	apiserverapp "k8s.io/kubernetes/cmd/kube-apiserver/app"
@@ -157,7 +158,17 @@ func (c *ControlPlane) startAPIServer(ctx context.Context, dir string, opts Opti
 	if faults := completed.Validate(); len(faults) > 0 {
 		return utilerrors.NewAggregate(faults)
 	}
-	go func() { c.done <- apiserverapp.Run(ctx, completed) }()
+	// Names of informers are unique in a process, and an API server that makes its own name never gives it back.
+	name, err := cache.NewInformerName("kube-apiserver")
+	if err != nil {
+		return err
+	}
+	completed.InformerName = name
+	go func() {
+		err := apiserverapp.Run(ctx, completed)
+		name.Release()
+		c.done <- err
+	}()
 
 	c.Admin = &rest.Config{
 		Host:            "https://" + address.String(),
