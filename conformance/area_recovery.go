@@ -216,7 +216,7 @@ func (t *T) killDuring(after time.Duration, call func(context.Context)) {
 		defer close(done)
 		call(ctx)
 	}()
-	time.Sleep(after)
+	<-time.After(after)
 	t.stopDriver(true)
 	cancel()
 	<-done
@@ -235,7 +235,7 @@ func checkKilledWhilePreparing(t *T) {
 	for _, moment := range moments() {
 		plugin := t.plugin()
 		t.killDuring(moment, func(ctx context.Context) {
-			plugin.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{reference(claim)}})
+			_, _ = plugin.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{reference(claim)}})
 		})
 		for _, device := range t.prepareOne(claim) {
 			t.resolves(device.CdiDeviceIds)
@@ -252,7 +252,7 @@ func checkKilledWhileUnpreparing(t *T) {
 		t.prepareOne(claim)
 		plugin := t.plugin()
 		t.killDuring(moment, func(ctx context.Context) {
-			plugin.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{reference(claim)}})
+			_, _ = plugin.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{reference(claim)}})
 		})
 		t.unprepare(claim)
 		t.nothingLeft(before)

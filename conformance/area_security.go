@@ -58,7 +58,7 @@ func checkForeignSlices(t *T) {
 		}, metav1.CreateOptions{})
 		t.must(err)
 		t.deferred(func() {
-			t.admin.ResourceV1().ResourceSlices().Delete(t.ctx, created.Name, metav1.DeleteOptions{})
+			_ = t.admin.ResourceV1().ResourceSlices().Delete(t.ctx, created.Name, metav1.DeleteOptions{}) // it may be gone
 		})
 		foreign = append(foreign, created)
 	}
@@ -82,7 +82,7 @@ func checkFilesNotWorldWritable(t *T) {
 	for _, dir := range []string{t.vars.PluginsDir, t.vars.RegistryDir, t.vars.CDIDir, t.vars.StateDir} {
 		t.must(filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 			if err != nil {
-				return nil // gone meanwhile
+				return nil //nolint:nilerr // it has gone meanwhile
 			}
 			// Other sockets and device nodes may be for containers, whoever they run as.
 			counts := entry.IsDir() || entry.Type().IsRegular() || path == own.socket || path == own.info.Endpoint

@@ -146,10 +146,10 @@ func checkConcurrentUnprepare(t *T) {
 		ctx, cancel := context.WithTimeout(t.ctx, kubeletCallTimeout)
 		var both sync.WaitGroup
 		both.Go(func() {
-			plugin.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{reference(claim)}})
+			_, _ = plugin.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{reference(claim)}})
 		})
 		both.Go(func() {
-			plugin.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{reference(claim)}})
+			_, _ = plugin.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{reference(claim)}})
 		})
 		both.Wait()
 		cancel()

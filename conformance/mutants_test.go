@@ -160,7 +160,7 @@ func mutantCommand(program, fault string) string {
 func silence() {
 	flags := flag.NewFlagSet("klog", flag.PanicOnError)
 	klog.InitFlags(flags)
-	flags.Parse([]string{"-logtostderr=false", "-alsologtostderr=false", "-stderrthreshold=FATAL"})
+	_ = flags.Parse([]string{"-logtostderr=false", "-alsologtostderr=false", "-stderrthreshold=FATAL"})
 	klog.SetOutput(io.Discard)
 	rest.SetDefaultWarningHandler(rest.NoWarnings{})
 }
@@ -168,7 +168,7 @@ func silence() {
 // shortDir is a folder with a path that leaves room for the names of sockets.
 func shortDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "dra")
+	dir, err := os.MkdirTemp("", "dra") //nolint:usetesting // t.TempDir is too long for sockets
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -176,22 +176,45 @@ func shortDir(t *testing.T) string {
 	return dir
 }
 
-func TestFaultlessDriverPasses(t *testing.T) {
+// quick is less of what takes time; impatient gives up soon as well, for drivers that fail.
+var (
+	quick     = times{patience: 30 * time.Second, late: 75 * time.Second, quiet: 2 * time.Second, claims: 40, cycles: 40}
+	impatient = times{patience: 6 * time.Second, late: 8 * time.Second, quiet: 2 * time.Second, claims: 40, cycles: 40}
+)
+
+// A process can have one API server, so this is one test.
+func TestMutants(t *testing.T) {
 	silence()
-	report, err := Run(t.Context(), Options{DriverCommand: mutantCommand(buildMutant(t), ""), Profile: mutantProfile, Roles: mutantRoles, Dir: shortDir(t)})
+	program := buildMutant(t)
+	command := func(fault string) *process.Command {
+		parsed, err := process.Parse(mutantCommand(program, fault))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return parsed
+	}
+	opts := Options{Profile: mutantProfile, Roles: mutantRoles}
+	bed, err := startTestbed(t.Context(), shortDir(t), command(""), opts)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, result := range report.Results {
-		if result.Outcome != Passed {
-			t.Errorf("%s %s: %s", result.Check, result.Outcome, strings.Join(result.Messages, "\n"))
-		}
-	}
-}
+	defer bed.stop()
 
-func TestEachFaultIsCaught(t *testing.T) {
-	silence()
-	program := buildMutant(t)
+	t.Run("none", func(t *testing.T) {
+		bed.times = quick
+		r := &runner{bed: bed, opts: opts, fresh: true}
+		for _, check := range Checks() {
+			result, err := r.run(t.Context(), check)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("%5.1fs %s", result.Duration.Seconds(), result.Check)
+			if result.Outcome != Passed {
+				t.Errorf("%s %s: %s", result.Check, result.Outcome, strings.Join(result.Messages, "\n"))
+			}
+		}
+	})
+
 	listed, err := exec.Command(program, "-list").Output()
 	if err != nil {
 		t.Fatal(err)
@@ -202,16 +225,7 @@ func TestEachFaultIsCaught(t *testing.T) {
 			t.Errorf("the mutant driver has no fault %s", fault)
 		}
 	}
-	command, err := process.Parse(mutantCommand(program, ""))
-	if err != nil {
-		t.Fatal(err)
-	}
-	bed, err := startTestbed(t.Context(), shortDir(t), command, Options{Profile: mutantProfile, Roles: mutantRoles})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer bed.stop()
-	bed.times = times{patience: 6 * time.Second, late: 8 * time.Second, quiet: 2 * time.Second, claims: 40, cycles: 40}
+	bed.times = impatient
 	for _, fault := range faults {
 		t.Run(fault, func(t *testing.T) {
 			name, known := catches[fault]
@@ -222,11 +236,9 @@ func TestEachFaultIsCaught(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if bed.command, err = process.Parse(mutantCommand(program, fault)); err != nil {
-				t.Fatal(err)
-			}
+			bed.command = command(fault)
 			bed.since = time.Now()
-			r := &runner{bed: bed, opts: Options{Profile: mutantProfile}, fresh: true}
+			r := &runner{bed: bed, opts: opts, fresh: true}
 			result, err := r.run(t.Context(), check)
 			if err != nil {
 				t.Fatal(err)

@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -107,9 +108,9 @@ type registration struct {
 // registrations asks every socket in the registry who it is. Sockets that do not answer are left out.
 func (b *testbed) registrations(ctx context.Context) []registration {
 	var found []registration
-	filepath.WalkDir(b.vars.RegistryDir, func(path string, entry fs.DirEntry, err error) error {
+	_ = filepath.WalkDir(b.vars.RegistryDir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.Type()&fs.ModeSocket == 0 || strings.HasPrefix(entry.Name(), ".") {
-			return nil
+			return nil //nolint:nilerr // what cannot be read is no registration
 		}
 		if info, err := getInfo(ctx, path); err == nil {
 			found = append(found, registration{path, info})
@@ -142,7 +143,7 @@ func (b *testbed) ready(ctx context.Context) error {
 	}
 	select {
 	case <-b.driver.Done():
-		return fmt.Errorf("the driver has ended: %v", b.driver.Exit())
+		return fmt.Errorf("the driver has ended: %w", cmp.Or(b.driver.Exit(), errors.New("exit code 0")))
 	default:
 	}
 	if b.vars.DriverName == "" {
@@ -275,10 +276,9 @@ func (t *T) withRequests(names ...string) claimOption {
 }
 
 // withParameters adds opaque parameters for the driver.
-func (t *T) withParameters(driver string, parameters json.RawMessage, requests ...string) claimOption {
+func (t *T) withParameters(driver string, parameters json.RawMessage) claimOption {
 	return func(claim *resourceapi.ResourceClaim) {
 		claim.Spec.Devices.Config = append(claim.Spec.Devices.Config, resourceapi.DeviceClaimConfiguration{
-			Requests: requests,
 			DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
 				Driver: driver, Parameters: runtime.RawExtension{Raw: parameters},
 			}},
@@ -297,30 +297,32 @@ func withAdminAccess() claimOption {
 
 // request asks for one device that the profile selects.
 func (t *T) request() *resourceapi.ExactDeviceRequest {
+	t.makeClass()
 	return &resourceapi.ExactDeviceRequest{
-		DeviceClassName: t.class(), AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
+		DeviceClassName: className, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
 	}
 }
 
-// class makes sure that there is a DeviceClass for the devices that the profile selects.
-func (t *T) class() string {
+// className is the class for the devices that the profile selects.
+const className = "dra-conformance"
+
+// makeClass makes sure that it exists.
+func (t *T) makeClass() {
 	selector := fmt.Sprintf("device.driver == %q", t.vars.DriverName)
 	if t.profile.Selector != "" {
 		selector += " && (" + t.profile.Selector + ")"
 	}
-	const name = "dra-conformance"
 	classes := t.admin.ResourceV1().DeviceClasses()
-	if _, err := classes.Get(t.ctx, name, metav1.GetOptions{}); err == nil {
-		return name
+	if _, err := classes.Get(t.ctx, className, metav1.GetOptions{}); err == nil {
+		return
 	}
 	_, err := classes.Create(t.ctx, &resourceapi.DeviceClass{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
+		ObjectMeta: metav1.ObjectMeta{Name: className},
 		Spec: resourceapi.DeviceClassSpec{
 			Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: selector}}},
 		},
 	}, metav1.CreateOptions{})
 	t.must(err)
-	return name
 }
 
 // newClaim creates a claim for one device, or what the options make of it.
@@ -361,7 +363,7 @@ func (t *T) schedule(claims ...*resourceapi.ResourceClaim) (workload, error) {
 		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{Name: claim.Name, ResourceClaimName: &claim.Name})
 		pod.Spec.Containers[0].Resources.Claims = append(pod.Spec.Containers[0].Resources.Claims, corev1.ResourceClaim{Name: claim.Name})
 	}
-	scheduled, err := t.testbed.scheduler.Schedule(t.ctx, pod, claims...)
+	scheduled, err := t.scheduler.Schedule(t.ctx, pod, claims...)
 	return workload{pod, scheduled}, err
 }
 

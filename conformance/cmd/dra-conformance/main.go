@@ -126,7 +126,9 @@ NODE_NAME, KUBECONFIG, NAMESPACE and POD_UID are set in its environment.`,
 	flags.StringVar(&f.json, "json", "", "write the results to this file as JSON")
 	flags.StringVar(&f.reportDir, "report-dir", "", "write report.txt, report.json, junit.xml, driver.log and kubernetes.log to this folder")
 	flags.IntVarP(&f.verbosity, "v", "v", 0, "verbosity of kubernetes.log")
-	cmd.MarkFlagRequired("driver-command")
+	if err := cmd.MarkFlagRequired("driver-command"); err != nil {
+		panic(err)
+	}
 	return cmd
 }
 

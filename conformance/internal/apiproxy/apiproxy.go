@@ -107,7 +107,7 @@ func Start(target *rest.Config, version *apiversion.Info) (*Proxy, error) {
 	p.server = &http.Server{Handler: p, TLSConfig: &tls.Config{Certificates: []tls.Certificate{pair}}, ReadHeaderTimeout: 10 * time.Second}
 	go func() {
 		defer close(p.served)
-		p.server.ServeTLS(listener, "", "")
+		_ = p.server.ServeTLS(listener, "", "")
 	}()
 	return p, nil
 }
@@ -164,7 +164,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if p.version != nil && r.URL.Path == "/version" {
 		w.Header().Set("Content-Type", "application/json")
-		json.NewEncoder(w).Encode(p.version)
+		_ = json.NewEncoder(w).Encode(p.version)
 		return
 	}
 	ctx, cancel := context.WithCancel(r.Context())

@@ -21,7 +21,7 @@ func server(t *testing.T) *rest.Config {
 			<-r.Context().Done()
 			return
 		}
-		w.Write([]byte(`{"kind":"ResourceSliceList","apiVersion":"resource.k8s.io/v1"}`))
+		_, _ = w.Write([]byte(`{"kind":"ResourceSliceList","apiVersion":"resource.k8s.io/v1"}`))
 	}))
 	t.Cleanup(s.Close)
 	return &rest.Config{Host: s.URL}

@@ -77,7 +77,7 @@ func until(t *testing.T, what string, done func() bool) {
 }
 
 func TestDriverAndPodOutliveTheKubelet(t *testing.T) {
-	dir, err := os.MkdirTemp("", "dra") // t.TempDir is too long for sockets
+	dir, err := os.MkdirTemp("", "dra") //nolint:usetesting // t.TempDir is too long for sockets
 	if err != nil {
 		t.Fatal(err)
 	}

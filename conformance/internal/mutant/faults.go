@@ -104,8 +104,8 @@ func (d *driver) intercept(ctx context.Context, request any, info *grpc.UnarySer
 			sockets, _ := filepath.Glob(filepath.Join(d.registry, "*.sock"))
 			// As if the socket had been closed once it was not needed any more; the kubelet that knows it keeps it for now.
 			for _, socket := range sockets {
-				os.Chmod(socket, 0)
-				os.Rename(socket, filepath.Join(d.registry, ".done"))
+				_ = os.Chmod(socket, 0)
+				_ = os.Rename(socket, filepath.Join(d.registry, ".done"))
 			}
 		case d.fault == "exits-on-second-notification" && n > 1:
 			os.Exit(1)
@@ -119,7 +119,7 @@ func (d *driver) intercept(ctx context.Context, request any, info *grpc.UnarySer
 func (d *driver) distortInfo(info *registerapi.PluginInfo) {
 	switch d.fault {
 	case "slow-get-info":
-		time.Sleep(1500 * time.Millisecond)
+		<-time.After(1500 * time.Millisecond)
 	case "wrong-type":
 		info.Type = "CSIPlugin"
 	case "relative-endpoint":
@@ -237,7 +237,7 @@ func (d *driver) atEnd() {
 	case "removes-specs-on-stop":
 		d.removeSpecs()
 	case "deletes-slices-on-stop":
-		d.client.ResourceV1().ResourceSlices().DeleteCollection(context.Background(), metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.driver=" + driverName})
+		_ = d.client.ResourceV1().ResourceSlices().DeleteCollection(context.Background(), metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.driver=" + driverName})
 	case "takes-sockets-of-other-instance":
 		sockets, _ := filepath.Glob(filepath.Join(d.registry, driverName+"*.sock"))
 		for _, socket := range sockets {
@@ -253,11 +253,11 @@ func (d *driver) leak(uid types.UID) {
 	switch d.fault {
 	case "leaks-open-files":
 		if file, err := os.Open("/dev/null"); err == nil {
-			syscall.Dup(int(file.Fd()))
+			_, _ = syscall.Dup(int(file.Fd()))
 			file.Close()
 		}
 	case "leaks-files":
-		os.WriteFile(filepath.Join(d.dir, "log-"+string(uid)), nil, 0o600)
+		_ = os.WriteFile(filepath.Join(d.dir, "log-"+string(uid)), nil, 0o600)
 	case "leaks-memory":
 		leaked = append(leaked, bytes.Repeat([]byte("x"), 4<<20))
 	}
@@ -268,7 +268,7 @@ var inside sync.Map
 // enterFor is false if the driver is busy with another claim.
 func (d *driver) enterFor(uid types.UID) bool {
 	inside.Store(uid, true)
-	time.Sleep(50 * time.Millisecond)
+	<-time.After(50 * time.Millisecond)
 	others := false
 	inside.Range(func(other, _ any) bool {
 		others = others || other != uid
@@ -286,7 +286,7 @@ func (d *driver) enter() bool {
 	if !calls.CompareAndSwap(0, 1) {
 		return false
 	}
-	time.Sleep(50 * time.Millisecond)
+	<-time.After(50 * time.Millisecond)
 	return true
 }
 

@@ -186,13 +186,13 @@ func (d *driver) afterStart(ctx context.Context) {
 		factory.Resource().V1().ResourceSlices().Informer()
 		factory.Start(ctx.Done())
 	case "reads-secrets":
-		d.client.CoreV1().Secrets("").List(ctx, metav1.ListOptions{})
+		_, _ = d.client.CoreV1().Secrets("").List(ctx, metav1.ListOptions{})
 	case "needs-undeclared-rights":
-		d.client.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
+		_, _ = d.client.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
 	case "deletes-foreign-slices":
-		d.client.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.nodeName!=" + d.node})
+		_ = d.client.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.nodeName!=" + d.node})
 	case "writes-config-maps":
-		d.client.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: driverName}}, metav1.CreateOptions{})
+		_, _ = d.client.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: driverName}}, metav1.CreateOptions{})
 	case "exits-without-api-server":
 		go d.exitWithoutAPI(ctx)
 	}
@@ -212,6 +212,6 @@ func (d *driver) touch(ctx context.Context) {
 		}
 		slices.SortFunc(list.Items, func(a, b resourceapi.ResourceSlice) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
 		patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"touched":"%d"}}}`, i)
-		d.client.ResourceV1().ResourceSlices().Patch(ctx, list.Items[0].Name, types.MergePatchType, patch, metav1.PatchOptions{})
+		_, _ = d.client.ResourceV1().ResourceSlices().Patch(ctx, list.Items[0].Name, types.MergePatchType, patch, metav1.PatchOptions{})
 	}
 }

@@ -176,7 +176,7 @@ func (p *Process) Stop(ctx context.Context) error {
 
 // Kill kills the driver and all its children (SIGKILL) and waits for their end.
 func (p *Process) Kill() {
-	syscall.Kill(-p.PID(), syscall.SIGKILL)
+	_ = syscall.Kill(-p.PID(), syscall.SIGKILL)
 	<-p.done
 }
 
@@ -190,7 +190,7 @@ func (p *Process) signal(s syscall.Signal) {
 	select {
 	case <-p.done:
 	default:
-		syscall.Kill(p.PID(), s)
+		_ = syscall.Kill(p.PID(), s)
 	}
 }
 
