@@ -646,8 +646,8 @@ func checkSharedDevice(t *T) {
 	var first, second *resourceapi.ResourceClaim
 	allocated := map[string]*resourceapi.ResourceClaim{}
 	for range 16 {
-		w, err := t.tryWorkload(shares)
-		if err != nil {
+		var w workload
+		if w, err = t.tryWorkload(shares); err != nil {
 			break
 		}
 		result := w.claim().Status.Allocation.Devices.Results[0]
@@ -658,7 +658,7 @@ func checkSharedDevice(t *T) {
 		allocated[key(result.Pool, result.Device)] = w.claim()
 	}
 	if second == nil {
-		t.Skipf("of %d claims no two share a device: a default share leaves no room for another", len(allocated))
+		t.Skipf("of %d claims no two share a device, and there is no room for another: %v", len(allocated), err)
 	}
 	for _, claim := range []*resourceapi.ResourceClaim{first, second} {
 		devices := t.prepareOne(claim)
