@@ -179,7 +179,7 @@ func TestRenderRefuses(t *testing.T) {
 		"figures of a GPU":  {[]string{"--model", "gh200-144gb"}, "GPUs: model: model gh200-144gb cannot be simulated, nobody sourced its product name and its memory"},
 		"layout":            {[]string{"--model", "a30-24gb", "--mig", "static", "--partitions", "4g.24gb,1g.6gb"}, "GPUs: partitions[1]: 1g.6gb does not fit beside 4g.24gb at 0: at 0, 1, 2, 3 memory slices 0-3 are taken by 4g.24gb at 0. Nothing more fits"},
 		"start":             {[]string{"--model", "a30-24gb", "--mig", "static", "--partitions", "4g.24gb@x"}, `--partitions "4g.24gb@x" is not a profile, or a profile and its first memory slice as in 3g.40gb@4`},
-		"figures of shares": {[]string{"--model", "gb200-186gb", "--mig", "dynamic"}, "GPUs: migMode: model gb200-186gb cannot be partitioned with driver version 580.95.05, nobody sourced: all figures of 3g.93gb, 4g.93gb, 7g.186gb; use disabled"},
+		"figures of shares": {[]string{"--model", "gb200-186gb", "--mig", "dynamic"}, "GPUs: migMode: model gb200-186gb cannot be partitioned with driver version 580.95.05, nobody sourced: all figures of 3g.93gb, 4g.93gb, 7g.186gb; use static, for the profiles that are, or disabled"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			stdout, _, err := run(t, append([]string{"render"}, test.args...)...)

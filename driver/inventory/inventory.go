@@ -293,7 +293,11 @@ func (g *groupFormat) convert(catalogue *profiles.Catalogue, path string, faults
 			group.MIGMode = MIGDisabled
 		}
 	} else if group.MIGMode == MIGDynamic && err != nil {
-		faults.Add(path+".migMode", "%v; use %s", err, MIGDisabled)
+		possible := string(MIGDisabled)
+		if slices.ContainsFunc(table.Profiles, func(p *profiles.Profile) bool { return len(p.Absent) == 0 }) {
+			possible = fmt.Sprintf("%s, for the profiles that are, or %s", MIGStatic, MIGDisabled)
+		}
+		faults.Add(path+".migMode", "%v; use %s", err, possible)
 	}
 	return group, model.Vendor
 }

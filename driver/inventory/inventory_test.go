@@ -122,7 +122,7 @@ func TestDecodeFaults(t *testing.T) {
 		},
 		"figures not sourced": {
 			`rules: [{gpus: [{model: h100-sxm5-80gb, migMode: dynamic, driverVersion: "525.125"}]}]`,
-			"rules[0].gpus[0].migMode: model h100-sxm5-80gb cannot be partitioned with driver version 525.125, nobody sourced: memory of 1g.10gb+me, 7g.80gb; use disabled",
+			"rules[0].gpus[0].migMode: model h100-sxm5-80gb cannot be partitioned with driver version 525.125, nobody sourced: memory of 1g.10gb+me, 7g.80gb; use static, for the profiles that are, or disabled",
 		},
 		"rule names taken": {
 			"rules: [{name: a, nodeNames: [node-1], gpus: []}, {name: a, gpus: []}]",
