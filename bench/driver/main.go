@@ -67,7 +67,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	}
 	b := &bench{out: out, idle: *idle, rounds: func(concurrent int) int { return max(5, 100/concurrent) }}
 	if *quick {
-		b.idle, b.rounds = 2*time.Second, func(concurrent int) int { return max(2, 10/concurrent) }
+		b.idle, b.rounds = min(b.idle, 2*time.Second), func(concurrent int) int { return max(2, 10/concurrent) }
 	}
 	if b.dir, err = os.MkdirTemp(*dir, "simgpu-bench-"); err != nil {
 		return err
