@@ -696,9 +696,14 @@ func checkEveryDevice(t *T) {
 func checkCanceledCall(t *T) {
 	claim := t.newWorkload().claim()
 	plugin := t.plugin()
-	ctx, cancel := context.WithTimeout(t.ctx, time.Millisecond)
-	_, _ = plugin.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{reference(claim)}})
-	cancel()
+	if _, err := t.tryPrepare(plugin); err != nil { // so that there is a connection
+		t.Fatalf("%v", err)
+	}
+	for _, after := range []time.Duration{time.Millisecond, 3 * time.Millisecond, 10 * time.Millisecond} {
+		ctx, cancel := context.WithTimeout(t.ctx, after)
+		_, _ = plugin.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{reference(claim)}})
+		cancel()
+	}
 	t.prepareOne(claim)
 	t.unprepare(claim)
 	t.prepareOne(claim)

@@ -196,9 +196,8 @@ func checkKubeletRestartPrepares(t *T) {
 		t.Fatalf("%v", err)
 	}
 	t.restartKubelet(w.pod)
-	if err := t.kubelet.Prepare(t.ctx, w.pod); err != nil {
-		t.Fatalf("after a restart of the kubelet: %v", err)
-	}
+	// The kubelet registers the driver and calls it at the same time, and repeats calls that fail.
+	t.await("after a restart of the kubelet", func() error { return t.kubelet.Prepare(t.ctx, w.pod) })
 	ids, err := t.kubelet.CDIDevices(w.pod, &w.pod.Spec.Containers[0])
 	t.must(err)
 	t.resolves(ids)

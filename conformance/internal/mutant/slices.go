@@ -82,13 +82,18 @@ func (d *driver) publish(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// What kubeletplugin does, but quick to put right what others have changed.
+	// What kubeletplugin does, but quick to put right what others have changed. A driver with a fault takes its time, and
+	// so leaves it alone.
+	var delay *time.Duration
+	if d.fault == "" {
+		delay = ptr.To(time.Second)
+	}
 	_, err = resourceslice.StartController(ctx, resourceslice.Options{
 		DriverName: driverName,
 		KubeClient: d.client,
 		Owner:      &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID},
 		Resources:  &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.node: p}},
-		SyncDelay:  ptr.To(time.Second),
+		SyncDelay:  delay,
 	})
 	if err != nil {
 		return err
