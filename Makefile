@@ -111,7 +111,8 @@ e2e: ## Cluster tests on real local clusters, one after the other (RUN=regexp pi
 ##@ Measurements
 
 .PHONY: bench
-bench: ## Measure what the orders of devices are worth (ARGS=--quick for a glance, see go run ./bench/acceptance --help)
+bench: ## Measure the driver's speed and what the orders of devices are worth (ARGS=--quick for a glance; go run ./bench/driver --help)
+	@go run ./bench/driver $(ARGS)
 	@go run ./bench/acceptance $(ARGS)
 
 .PHONY: clean
