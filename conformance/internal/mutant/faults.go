@@ -95,6 +95,9 @@ func (d *driver) intercept(ctx context.Context, request any, info *grpc.UnarySer
 		return response, nil
 	}
 	response, err := handler(ctx, request)
+	if err != nil {
+		return response, err
+	}
 	switch r := response.(type) {
 	case *registerapi.PluginInfo:
 		d.distortInfo(r)
