@@ -81,7 +81,9 @@ func startNode(ctx context.Context, program, dir, cdiDir string, api *apiServer,
 				return n, nil
 			}
 		}
-		time.Sleep(5 * time.Millisecond)
+		if err := pass(ctx, 5*time.Millisecond); err != nil {
+			return nil, errors.Join(err, n.stop())
+		}
 	}
 	return nil, errors.Join(fmt.Errorf("the driver is not ready after a minute; its log is %s", log.Name()), n.stop())
 }
