@@ -15,6 +15,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/simgpu/simgpu/e2e/harness"
 )
@@ -112,12 +113,9 @@ func healthOf(ctx context.Context, p *corev1.Pod) (string, error) {
 	}
 	for _, c := range current.Status.ContainerStatuses {
 		for _, r := range c.AllocatedResourcesStatus {
-			for _, device := range r.Resources {
-				message := ""
-				if device.Message != nil {
-					message = *device.Message
-				}
-				return fmt.Sprintf("%s: %s", device.Health, message), nil
+			if len(r.Resources) > 0 {
+				device := r.Resources[0]
+				return fmt.Sprintf("%s: %s", device.Health, ptr.Deref(device.Message, "")), nil
 			}
 		}
 	}
