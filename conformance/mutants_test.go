@@ -182,7 +182,7 @@ var (
 	impatient = times{patience: 6 * time.Second, late: 8 * time.Second, quiet: 2 * time.Second, claims: 40, cycles: 40}
 )
 
-// A process can have one API server, so this is one test.
+// One test, so that the API server is started once.
 func TestMutants(t *testing.T) {
 	silence()
 	program := buildMutant(t)

@@ -44,7 +44,7 @@ func (o Options) selected() []Check {
 	})
 }
 
-// Run tests a driver. A process can run one test: Kubernetes keeps what an API server is in globals. An error says that the test could not be made; that the driver fails is in the report. Checks that
+// Run tests a driver. A process can run one test at a time. An error says that the test could not be made; that the driver fails is in the report. Checks that
 // were made are in the report in either case.
 func Run(ctx context.Context, opts Options) (*Report, error) {
 	if opts.Level == "" {

@@ -1,7 +1,7 @@
 // Package controlplane is a real API server with its etcd, inside this process. It listens on loopback and keeps
 // everything in one folder. No controllers run: what they would do is up to the caller.
 //
-// Kubernetes keeps feature gates and more in globals of the process, so a process can start one control plane in its life.
+// Kubernetes keeps its feature gates in globals of the process, so a process has one control plane at a time.
 package controlplane
 
 import (
@@ -12,7 +12,6 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"sync/atomic"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -51,13 +50,8 @@ type ControlPlane struct {
 	etcd *embed.Etcd
 }
 
-var started atomic.Bool
-
 // Start starts etcd and the API server in the folder and waits until they are ready.
 func Start(ctx context.Context, dir string, opts Options) (_ *ControlPlane, err error) {
-	if started.Swap(true) {
-		return nil, errors.New("this process has started a control plane before, and can start only one")
-	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	c := &ControlPlane{stop: cancel, done: make(chan error, 1)}
 	defer func() {
