@@ -199,7 +199,9 @@ func (p *publisher) sync(ctx context.Context, thorough bool) error {
 	}
 	api := p.limits()
 	p.tellFeatures(ctx, f, api)
-	reorder := p.ordering.due(f.taken)
+	// One change of the order at a time: two that are written together look like another pool.
+	due := p.ordering.due(f.taken)
+	reorder := due && !p.reordering
 	if !thorough && p.published != nil && f.stock == p.of.stock && f.broken == p.of.broken && api == p.with && !f.usageMatters(api) && !reorder && !p.reordering && p.ready() == nil {
 		return nil
 	}
@@ -222,7 +224,13 @@ func (p *publisher) sync(ctx context.Context, thorough bool) error {
 	if err := p.hand(ctx, &resources, f, api); err != nil {
 		return err
 	}
-	return p.see(ctx, resources)
+	if err := p.see(ctx, resources); err != nil {
+		return err
+	}
+	if due && !reorder {
+		p.changed() // now it may
+	}
+	return nil
 }
 
 // shows is true if the resources have been seen in the API already.
