@@ -553,7 +553,8 @@ func (c *claims) fleet() fleet {
 	if c.wanted == nil {
 		return fleet{fault: c.noStock}
 	}
-	return fleet{stock: c.stock, inUse: c.ledger.names(), taken: c.ledger.taken()}
+	inUse, taken := c.ledger.usage()
+	return fleet{stock: c.stock, inUse: inUse, taken: taken}
 }
 
 func (c *claims) currentStock() *stock {

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 )
@@ -26,6 +27,7 @@ const (
 type Driver struct {
 	opts     Options
 	paths    paths
+	skip     []resourceapi.SkipNodeOperation
 	httpAddr atomic.Pointer[string]
 	dcgmAddr atomic.Pointer[string]
 
@@ -44,13 +46,14 @@ type Driver struct {
 
 // New checks the options. It touches nothing.
 func New(opts Options) (*Driver, error) {
-	if err := opts.complete(); err != nil {
+	skip, err := checkSkip(opts.SkipNodeOperations)
+	if err := errors.Join(opts.complete(), err); err != nil {
 		return nil, fmt.Errorf("node driver: %w", err)
 	}
 	if opts.Waypoints == nil {
 		opts.Waypoints = noWaypoints{}
 	}
-	return &Driver{opts: opts, paths: opts.paths()}, nil
+	return &Driver{opts: opts, paths: opts.paths(), skip: skip}, nil
 }
 
 // Run works until the context ends, and returns nil then, or until something fails that only a new

@@ -136,13 +136,9 @@ func (f *front) startHelper(ctx context.Context, plugin kubeletplugin.DRAPlugin)
 // stop ends the registration. Calls that are waiting get the chance to go on to another driver, which may
 // just have become the owner.
 func (f *front) stop() {
-	late := time.After(lingerFor)
-	for waiting := true; waiting && f.calls.Load() > 0; {
-		select {
-		case <-late:
-			waiting = false
-		case <-time.After(passAgain):
-		}
+	linger, cancel := context.WithTimeout(context.Background(), lingerFor)
+	defer cancel()
+	for f.calls.Load() > 0 && pause(linger, passAgain) == nil {
 	}
 	close(f.stopping)
 	f.helper.Stop()
@@ -334,10 +330,8 @@ func (f *front) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplu
 		if p != nil {
 			<-ended
 		}
-		select {
-		case <-ctx.Done():
+		if closed(ctx.Done()) {
 			return nil
-		default:
 		}
 	}
 }

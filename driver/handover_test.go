@@ -404,23 +404,30 @@ func TestCallToADriverThatHasHandedOver(t *testing.T) {
 	unprepareOverGRPC(t, kubelet, claim)
 }
 
+// lockState takes the node's state as a driver that hands over only by ending: it signs no lock.
+func (n *wholeNode) lockState() *os.File {
+	n.t.Helper()
+	if err := os.MkdirAll(n.pluginDir(), 0o755); err != nil {
+		n.t.Fatal(err)
+	}
+	lock, err := openLock(filepath.Join(n.pluginDir(), "lock"))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	if got, err := tryLock(lock, unix.LOCK_EX); !got || err != nil {
+		n.t.Fatal(err)
+	}
+	return lock
+}
+
 // TestUpdateOfADriverThatCannotHandOver has an owner that knows nothing of this: it serves at dra.sock and
 // signs no lock.
 func TestUpdateOfADriverThatCannotHandOver(t *testing.T) {
 	t.Parallel()
 	claim := claimOf("one", []string{left0})
 	n := newWholeNode(t, claim)
-	if err := os.MkdirAll(n.pluginDir(), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	lock, err := openLock(filepath.Join(n.pluginDir(), "lock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lock := n.lockState()
 	defer lock.Close()
-	if got, err := tryLock(lock, unix.LOCK_EX); !got || err != nil {
-		t.Fatal(err)
-	}
 	listener, err := net.Listen("unix", filepath.Join(n.pluginDir(), soleSocket))
 	if err != nil {
 		t.Fatal(err)
@@ -475,17 +482,8 @@ func TestCallThatNobodyTakesEndsWithAReason(t *testing.T) {
 	t.Parallel()
 	claim := claimOf("one", []string{left0})
 	n := newWholeNode(t, claim)
-	if err := os.MkdirAll(n.pluginDir(), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	lock, err := openLock(filepath.Join(n.pluginDir(), "lock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lock := n.lockState()
 	defer lock.Close()
-	if got, err := tryLock(lock, unix.LOCK_EX); !got || err != nil {
-		t.Fatal(err)
-	}
 	n.kubelet()
 	next := n.runPod("uid-new")
 	eventually(t, "the new driver to serve", func() (bool, any) { return next.started.Load(), nil })

@@ -161,26 +161,17 @@ func (l *ledger) rebind(s *stock) {
 // inUse returns the devices of a GPU that claims have, including administrative access.
 func (l *ledger) inUse(gpu int) []holding { return l.byGPU[gpu] }
 
-// names returns the devices that claims have.
-func (l *ledger) names() map[string]bool {
-	names := map[string]bool{}
+// usage returns the names of the devices that claims have, and of those that claims have for themselves: not
+// by administrative access.
+func (l *ledger) usage() (inUse, taken map[string]bool) {
+	inUse, taken = map[string]bool{}, map[string]bool{}
 	for _, holdings := range l.byGPU {
 		for _, h := range holdings {
-			names[h.device] = true
-		}
-	}
-	return names
-}
-
-// taken returns the devices that claims have for themselves.
-func (l *ledger) taken() map[string]bool {
-	names := map[string]bool{}
-	for _, holdings := range l.byGPU {
-		for _, h := range holdings {
+			inUse[h.device] = true
 			if !h.admin {
-				names[h.device] = true
+				taken[h.device] = true
 			}
 		}
 	}
-	return names
+	return inUse, taken
 }

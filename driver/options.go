@@ -123,9 +123,6 @@ func (o *Options) complete() error {
 			errs = append(errs, fmt.Errorf("the pod's UID: %w", err))
 		}
 	}
-	if _, err := checkSkip(o.SkipNodeOperations); err != nil {
-		errs = append(errs, err)
-	}
 	if o.AttachDelay < 0 {
 		errs = append(errs, fmt.Errorf("the time to attach devices must not be negative, and is %v", o.AttachDelay))
 	}

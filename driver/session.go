@@ -62,6 +62,8 @@ func (d *Driver) work(until context.Context, gone <-chan time.Time) (err error) 
 		nodeName: d.opts.NodeName, driverName: d.opts.DriverName, client: d.opts.KubeClient,
 		fleet: nodeFaults.fleet, resync: d.opts.Resync, reporter: d.reporter, metrics: d.metrics,
 		order: d.opts.DeviceOrder, orderInterval: d.opts.DeviceOrderInterval,
+		attaching: d.opts.AttachDelay > 0,
+		alphas:    alphas{partitionTypes: d.opts.PartitionTypes, skip: d.skip},
 	})
 	slices := &sliceWriter{client: d.opts.KubeClient, driverName: d.opts.DriverName, nodeName: d.opts.NodeName, failed: publisher.writeFailed}
 	publisher.publish = slices.write
@@ -79,17 +81,11 @@ func (d *Driver) work(until context.Context, gone <-chan time.Time) (err error) 
 		status = newDeviceStatus(claims, d.opts.KubeClient, d.metrics)
 	}
 	var attacher *attacher
-	publisher.alphas.partitionTypes = d.opts.PartitionTypes
-	if publisher.alphas.skip, err = checkSkip(d.opts.SkipNodeOperations); err != nil {
-		return err
-	}
 	if d.opts.AttachDelay > 0 {
 		attacher = newAttacher(d.opts.KubeClient, d.opts.DriverName, d.opts.NodeName, d.opts.AttachDelay)
-		publisher.attaching = true
 	}
 	reconciler := &reconciler{claims: claims, metadata: metadata, client: d.opts.KubeClient, reporter: d.reporter, metrics: d.metrics, status: status}
-	plugin := &plugin{claims: claims, reconciler: reconciler, publisher: publisher, reporter: d.reporter, metrics: d.metrics, status: status}
-	plugin.faults = nodeFaults
+	plugin := &plugin{claims: claims, reconciler: reconciler, publisher: publisher, reporter: d.reporter, metrics: d.metrics, status: status, faults: nodeFaults}
 
 	if err := d.restore(running, claims); err != nil {
 		return err
