@@ -95,11 +95,7 @@ func checkRemovesSpec(t *T) {
 	before := t.cdiFiles()
 	w, _ := t.prepared()
 	t.unprepare(w.claim())
-	for name := range t.cdiFiles() {
-		if _, was := before[name]; !was {
-			t.Errorf("%s is still there", name)
-		}
-	}
+	t.nothingLeft(before)
 }
 
 func checkUnprepareUnknown(t *T) {

@@ -48,12 +48,6 @@ type Check struct {
 	run func(*T)
 }
 
-// Area is what comes before the slash in the name of the check.
-func (c Check) Area() string {
-	area, _, _ := strings.Cut(c.Name, "/")
-	return area
-}
-
 // Checks returns all checks in the order in which they run: by area, and within an area from what others rest on to what
 // is special.
 func Checks() []Check {

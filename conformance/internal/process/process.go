@@ -164,7 +164,12 @@ func (p *Process) Exit() error { return p.err }
 // Stop asks the driver to end (SIGTERM) and waits for it. An error says that it did not end while the context lasted; it
 // is killed then.
 func (p *Process) Stop(ctx context.Context) error {
-	p.signal(syscall.SIGTERM)
+	select {
+	case <-p.done:
+		return nil
+	default:
+		_ = syscall.Kill(p.PID(), syscall.SIGTERM)
+	}
 	select {
 	case <-p.done:
 		return nil
@@ -178,20 +183,6 @@ func (p *Process) Stop(ctx context.Context) error {
 func (p *Process) Kill() {
 	_ = syscall.Kill(-p.PID(), syscall.SIGKILL)
 	<-p.done
-}
-
-// Pause halts the driver (SIGSTOP) until Resume.
-func (p *Process) Pause() { p.signal(syscall.SIGSTOP) }
-
-// Resume ends a Pause.
-func (p *Process) Resume() { p.signal(syscall.SIGCONT) }
-
-func (p *Process) signal(s syscall.Signal) {
-	select {
-	case <-p.done:
-	default:
-		_ = syscall.Kill(p.PID(), s)
-	}
 }
 
 // Output is what the driver has said since the time.
