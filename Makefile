@@ -105,8 +105,8 @@ conformance: ## Run the conformance kit on simgpu's driver (DRIVER=example or ku
 	@.ci/conformance $(DRIVER) $(ARGS)
 
 .PHONY: e2e
-e2e: ## Cluster tests on real local clusters, one after the other (RUN=regexp picks some, RETAIN=1 leaves the clusters up)
-	cd e2e && go test -p 1 -count=1 -timeout 60m $(if $(RUN),-run '$(RUN)') -v ./...
+e2e: ## Cluster tests on real local clusters, a few side by side (RUN=regexp picks some, RETAIN=1 leaves the clusters up)
+	cd e2e && go test -p 4 -count=1 -timeout 60m $(if $(RUN),-run '$(RUN)') -v ./...
 
 ##@ Measurements
 

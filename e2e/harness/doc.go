@@ -8,7 +8,7 @@
 //	func TestMain(m *testing.M) { harness.Main(m, &suite, harness.Config{Name: "e2e"}) }
 //
 // The tests of a package run one after the other, each in a namespace of its own that is gone, with everything it held,
-// before the next one starts. Packages run one after the other too (go test -p 1), each with a cluster of its own.
+// before the next one starts. Packages run side by side, each with a cluster of its own.
 //
 // Every such package takes the flags -cluster NAME and -retain (or RETAIN in the environment), which leaves the cluster
 // up at the end and starts with the one that is there.

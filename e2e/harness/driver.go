@@ -11,14 +11,22 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// DriverPod is the one pod of the driver.
+// DriverPod is the one pod of the driver. It waits while there are two, as in an update, or none.
 func (s *Suite) DriverPod(t *testing.T) corev1.Pod {
 	t.Helper()
-	pods, err := s.Client.CoreV1().Pods(DriverNamespace).List(t.Context(), metav1.ListOptions{})
-	if err != nil || len(pods.Items) != 1 {
-		t.Fatalf("%d pods of the driver, %v", len(pods.Items), err)
-	}
-	return pods.Items[0]
+	var pod corev1.Pod
+	s.Eventually(t, "one pod of the driver", func(ctx context.Context) error {
+		pods, err := s.Client.CoreV1().Pods(DriverNamespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=kubelet-plugin"})
+		if err != nil {
+			return err
+		}
+		if len(pods.Items) != 1 {
+			return fmt.Errorf("%d pods", len(pods.Items))
+		}
+		pod = pods.Items[0]
+		return nil
+	})
+	return pod
 }
 
 // OnNode runs a program in the driver's pod.

@@ -319,7 +319,7 @@ func kubeletConfig(c Config) map[string]any {
 		"nodeStatusUpdateFrequency":   "5s",
 		"oomScoreAdj":                 0,
 		"resolvConf":                  "/etc/resolv.conf",
-		"syncFrequency":               "10s",
+		"syncFrequency":               "2s", // how long a changed ConfigMap takes to reach a container
 		"tlsCertFile":                 pkiDir + "/kubelet.crt",
 		"tlsPrivateKeyFile":           pkiDir + "/kubelet.key",
 		"volumePluginDir":             volumePluginDir,
