@@ -26,8 +26,8 @@ COPY --from=inference-sim /out/llm-d-inference-sim /usr/bin/
 ENV PATH=/usr/bin
 ENTRYPOINT ["vllm", "serve"]
 
-# The node driver and what it puts into containers. The last stage, so that a plain `docker build .` makes it.
+# The node driver, what it puts into containers, and the managed-DRA controller. The last stage, so that a plain `docker build .` makes it.
 FROM scratch AS simgpu
-COPY --from=build /out/simgpu-kubelet-plugin /out/nvidia-smi /out/simgpu-run /usr/bin/
+COPY --from=build /out/simgpu-kubelet-plugin /out/nvidia-smi /out/simgpu-run /out/managed-dra-controller /usr/bin/
 ENV PATH=/usr/bin
 ENTRYPOINT ["simgpu-kubelet-plugin"]

@@ -48,12 +48,12 @@ var recipes = []Recipe{
 	{
 		Name:      "simgpu",
 		Reference: "simgpu/simgpu:0.1.0",
-		Programs:  []Source{{".", "./cmd/simgpu-kubelet-plugin", noTrace}, {".", "./cmd/nvidia-smi", noTrace}, {".", "./cmd/simgpu-run", noTrace}},
+		Programs:  []Source{{".", "./cmd/simgpu-kubelet-plugin", noTrace}, {".", "./cmd/nvidia-smi", noTrace}, {".", "./cmd/simgpu-run", noTrace}, {".", "./cmd/managed-dra-controller", noTrace}},
 		Spec: Spec{
 			Entrypoint: []string{"simgpu-kubelet-plugin"},
 			Labels: map[string]string{
 				"org.opencontainers.image.title":       "simgpu",
-				"org.opencontainers.image.description": "Node driver of the simulated GPU, and the tools that it gives to containers",
+				"org.opencontainers.image.description": "Node driver of the simulated GPU, the tools that it gives to containers, and the managed-DRA controller",
 			},
 		},
 	},

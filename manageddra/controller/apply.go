@@ -67,7 +67,7 @@ func (r *reconciler) apply(ctx context.Context, service *api.LLMInferenceService
 	if live == nil {
 		reason = "Created"
 	}
-	r.event(service, reason, "%s %s %s", reason, want.GetKind(), want.GetName())
+	r.event(service, reason, "Apply"+want.GetKind(), "%s %s %s", reason, want.GetKind(), want.GetName())
 	return want, nil
 }
 
@@ -122,7 +122,7 @@ func (r *reconciler) remove(ctx context.Context, service *api.LLMInferenceServic
 		}
 		return fmt.Errorf("deleting %s %s: %w", kind.Kind, name, err)
 	}
-	r.event(service, "Deleted", "Deleted %s %s", kind.Kind, name)
+	r.event(service, "Deleted", "Delete"+kind.Kind, "Deleted %s %s", kind.Kind, name)
 	return nil
 }
 

@@ -72,7 +72,7 @@ func (r *reconciler) createTemplate(ctx context.Context, service *api.LLMInferen
 	case err != nil:
 		return fmt.Errorf("creating ResourceClaimTemplate %s: %w", template.Name, err)
 	}
-	r.event(service, reason, "%s ResourceClaimTemplate %s", reason, template.Name)
+	r.event(service, reason, "ApplyResourceClaimTemplate", "%s ResourceClaimTemplate %s", reason, template.Name)
 	return nil
 }
 

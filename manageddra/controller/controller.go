@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -48,6 +49,9 @@ type reconciler struct {
 
 // SetupWithManager adds the controller to a manager.
 func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options) error {
+	if err := waitForAPI(ctx, mgr); err != nil {
+		return err
+	}
 	kserve, err := kserveCache(mgr)
 	if err != nil {
 		return err
@@ -80,6 +84,20 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options)
 		c.Watch(source.Kind(mgr.GetCache(), client.Object(&api.LLMInferenceServiceConfig{}), handler.EnqueueRequestsFromMapFunc(r.servicesOfConfig))),
 		c.Watch(source.Kind(kserve, client.Object(&appsv1.Deployment{}), all)),
 	)
+}
+
+// waitForAPI waits until LLMInferenceServices are served: right after their definition is created they are not.
+func waitForAPI(ctx context.Context, mgr manager.Manager) error {
+	kind := api.GroupVersion.WithKind("LLMInferenceService")
+	told := false
+	return wait.PollUntilContextCancel(ctx, time.Second, true, func(context.Context) (bool, error) {
+		_, err := mgr.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
+		if err != nil && !told {
+			told = true
+			log.FromContext(ctx).Info("Waiting for LLMInferenceServices to be served; the chart's managedDRA.crds.create makes their definition", "reason", err.Error())
+		}
+		return err == nil, nil
+	})
 }
 
 func ofKind(kind schema.GroupVersionKind) *unstructured.Unstructured {
@@ -214,6 +232,10 @@ func (r *reconciler) workloads(ctx context.Context, service *api.LLMInferenceSer
 			list = append(list, deploymentCondition{string(d.Type), d.Reason, d.Message, d.Status})
 		}
 		c.deploymentReady(ready, status.Generation, status.Status.ObservedGeneration, list)
+		// A Deployment that may be without its one pod during updates calls itself available without any.
+		if wanted := status.Spec.Replicas; wanted != nil && *wanted > 0 && status.Status.AvailableReplicas == 0 && c.find(ready).Status == corev1.ConditionTrue {
+			c.set(ready, corev1.ConditionFalse, "MinimumReplicasUnavailable", fmt.Sprintf("0 of %d replicas are available", *wanted))
+		}
 	}
 	if _, err := r.apply(ctx, service, serviceOf(service)); err != nil {
 		c.fail(api.ConditionMainWorkloadReady, "ReconcileError", err)
@@ -314,7 +336,7 @@ func (r *reconciler) standAside(ctx context.Context, service *api.LLMInferenceSe
 		return false, err
 	}
 	log.FromContext(ctx).V(2).Info("KServe's own controller is installed: standing aside", "deployment", client.ObjectKeyFromObject(&found.Items[0]))
-	r.event(service, "StandingAside", "KServe's own controller (Deployment %s/%s) is installed and manages this service", found.Items[0].Namespace, kserveController)
+	r.event(service, "StandingAside", "Reconcile", "KServe's own controller (Deployment %s/%s) is installed and manages this service", found.Items[0].Namespace, kserveController)
 	return true, nil
 }
 
@@ -359,12 +381,14 @@ func (r *reconciler) services(ctx context.Context, options ...client.ListOption)
 	return requests
 }
 
-func (r *reconciler) event(service *api.LLMInferenceService, reason, format string, args ...any) {
-	r.recorder.Eventf(service, nil, corev1.EventTypeNormal, reason, "Reconcile", format, args...)
+// event tells of something that was done to a service. Events that differ in nothing but their text are counted as one:
+// the action tells them apart.
+func (r *reconciler) event(service *api.LLMInferenceService, reason, action, format string, args ...any) {
+	r.recorder.Eventf(service, nil, corev1.EventTypeNormal, reason, action, format, args...)
 }
 
-func (r *reconciler) warn(service *api.LLMInferenceService, reason, format string, args ...any) {
-	r.recorder.Eventf(service, nil, corev1.EventTypeWarning, reason, "Reconcile", format, args...)
+func (r *reconciler) warn(service *api.LLMInferenceService, reason, action, format string, args ...any) {
+	r.recorder.Eventf(service, nil, corev1.EventTypeWarning, reason, action, format, args...)
 }
 
 var _ reconcile.Reconciler = (*reconciler)(nil)

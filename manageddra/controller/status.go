@@ -126,9 +126,9 @@ func (r *reconciler) writeStatus(ctx context.Context, service *api.LLMInferenceS
 	ready, before := c.find(api.ConditionReady), was.find(api.ConditionReady)
 	switch {
 	case ready.Status == corev1.ConditionTrue && (before == nil || before.Status != corev1.ConditionTrue):
-		r.event(service, "LLMInferenceServiceReady", "the service is ready")
+		r.event(service, "LLMInferenceServiceReady", "Reconcile", "the service is ready")
 	case ready.Status != corev1.ConditionTrue && before != nil && before.Status == corev1.ConditionTrue:
-		r.warn(service, "LLMInferenceServiceNotReady", "the service is no longer ready: %s", ready.Message)
+		r.warn(service, "LLMInferenceServiceNotReady", "Reconcile", "the service is no longer ready: %s", ready.Message)
 	}
 	return nil
 }

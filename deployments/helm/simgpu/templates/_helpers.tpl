@@ -90,3 +90,20 @@ helm.sh/hook: pre-delete
 helm.sh/hook-weight: {{ . | quote }}
 helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded,hook-failed
 {{- end -}}
+
+{{- define "simgpu.managedDRA" -}}
+{{ include "simgpu.fullname" . }}-managed-dra
+{{- end -}}
+
+{{- define "simgpu.managedDRASelectorLabels" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: managed-dra-controller
+{{- end -}}
+
+{{- define "simgpu.managedDRALabels" -}}
+{{ include "simgpu.managedDRASelectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- end -}}
