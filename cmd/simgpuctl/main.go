@@ -1,5 +1,5 @@
 // Command simgpuctl is the people's tool beside the driver: it shows the GPU models that can be simulated, prints what
-// a node would publish, and puts faults on simulated devices. Installed as kubectl-simgpu it is "kubectl simgpu".
+// a node would publish, puts faults on simulated devices, and says why pods wait for devices. Installed as kubectl-simgpu it is "kubectl simgpu".
 // Each command is thin: the packages do the work.
 package main
 
@@ -31,7 +31,7 @@ func main() {
 func newCommand(calledAs string, stdout, stderr io.Writer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:           "simgpuctl",
-		Short:         "Look at simulated GPUs and break them",
+		Short:         "Look at simulated GPUs, break them, and see why pods wait for devices",
 		Args:          cobra.NoArgs,
 		RunE:          showHelp,
 		SilenceUsage:  true,
@@ -43,7 +43,7 @@ func newCommand(calledAs string, stdout, stderr io.Writer) *cobra.Command {
 	cmd.SetOut(stdout)
 	cmd.SetErr(stderr)
 	cmd.AddCommand(newModelsCommand(), newModelCommand(), newRenderCommand())
-	cmd.AddCommand(newFaultCommand(connectLikeKubectl))
+	cmd.AddCommand(newFaultCommand(connectLikeKubectl), newExplainCommand())
 	return cmd
 }
 

@@ -242,7 +242,7 @@ func writeSlices(w io.Writer, node *hardware.Node, objects []resourceapi.Resourc
 		for _, published := range object.Spec.Devices {
 			cells := []string{strconv.Itoa(i), published.Name, "-", "-"}
 			if device, found := node.Device(published.Name); found && device.Partition != nil {
-				cells[2], cells[3] = device.Partition.Profile.Name, placement(device.Partition.Start, device.Partition.Profile.Size)
+				cells[2], cells[3] = device.Partition.Profile.Name, memorySlices(device.Partition.Start, device.Partition.Profile.Size)
 			}
 			for _, countable := range countables {
 				cell := "-"
@@ -257,8 +257,8 @@ func writeSlices(w io.Writer, node *hardware.Node, objects []resourceapi.Resourc
 	return table.Flush()
 }
 
-// placement is the memory slices from the first to the last.
-func placement(start, size int) string {
+// memorySlices is the memory slices from the first to the last.
+func memorySlices(start, size int) string {
 	if size == 1 {
 		return strconv.Itoa(start)
 	}

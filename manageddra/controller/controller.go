@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -45,6 +46,7 @@ type reconciler struct {
 	recorder events.EventRecorder
 	kserve   client.Reader // Deployments by the name of KServe's controller, in all namespaces
 	apis     *apis
+	waiting  waiting
 }
 
 // SetupWithManager adds the controller to a manager.
@@ -61,7 +63,8 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options)
 	}); err != nil {
 		return err
 	}
-	r := &reconciler{Client: mgr.GetClient(), options: options, recorder: mgr.GetEventRecorder("managed-dra-controller"), kserve: kserve}
+	r := &reconciler{Client: mgr.GetClient(), options: options, recorder: mgr.GetEventRecorder("managed-dra-controller"), kserve: kserve,
+		waiting: waiting{services: map[types.NamespacedName]map[types.UID]string{}}}
 	c, err := controller.New("llminferenceservice", mgr, controller.Options{Reconciler: r, MaxConcurrentReconciles: 4})
 	if err != nil {
 		return err
@@ -72,16 +75,22 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options)
 			return err
 		}
 	}
+	waits := handler.EnqueueRequestsFromMapFunc(r.waiting.requests)
 	all := handler.EnqueueRequestsFromMapFunc(r.allServices)
 	r.apis = &apis{controller: c, mapper: mgr.GetRESTMapper(), again: options.Rediscover, missed: map[schema.GroupVersionKind]time.Time{}, sources: map[schema.GroupVersionKind]source.Source{
 		claimTemplateKind: source.Kind(mgr.GetCache(), client.Object(&resourceapi.ResourceClaimTemplate{}), handler.EnqueueRequestsFromMapFunc(r.serviceOfTemplate)),
 		workerSetKind:     source.Kind(mgr.GetCache(), client.Object(ofKind(workerSetKind)), owner),
 		poolKind:          source.Kind(mgr.GetCache(), client.Object(ofKind(poolKind)), owner),
 		routeKind:         source.Kind(mgr.GetCache(), client.Object(ofKind(routeKind)), owner),
+		// What may let a pod that waits have its devices, or be worse off.
+		resourceapi.SchemeGroupVersion.WithKind("ResourceSlice"): source.Kind(mgr.GetCache(), client.Object(&resourceapi.ResourceSlice{}), waits),
+		resourceapi.SchemeGroupVersion.WithKind("ResourceClaim"): source.Kind(mgr.GetCache(), client.Object(&resourceapi.ResourceClaim{}), waits),
+		resourceapi.SchemeGroupVersion.WithKind("DeviceClass"):   source.Kind(mgr.GetCache(), client.Object(&resourceapi.DeviceClass{}), waits),
 	}}
 	return errors.Join(
 		c.Watch(source.Kind(mgr.GetCache(), client.Object(&api.LLMInferenceService{}), &handler.EnqueueRequestForObject{})),
 		c.Watch(source.Kind(mgr.GetCache(), client.Object(&api.LLMInferenceServiceConfig{}), handler.EnqueueRequestsFromMapFunc(r.servicesOfConfig))),
+		c.Watch(source.Kind(mgr.GetCache(), client.Object(&corev1.Pod{}), handler.EnqueueRequestsFromMapFunc(serviceOfPod))),
 		c.Watch(source.Kind(kserve, client.Object(&appsv1.Deployment{}), all)),
 	)
 }
@@ -140,6 +149,10 @@ func (r *reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	c := &conditions{}
 	err = transient(r.reconcile(ctx, service, c)) // the user's problems are in conditions; trying again does not help
 	result := reconcile.Result{}
+	if service.Annotations[api.AnnotationStop] != "true" {
+		again, waitErr := r.devices(ctx, service, c)
+		result.RequeueAfter, err = again, errors.Join(err, waitErr)
+	}
 	if err == nil && missing && asksForMissing(c) {
 		result.RequeueAfter = r.options.Rediscover
 	}
