@@ -3,6 +3,9 @@
 #
 #   demo/run.sh up|down DEMO [auto|kind|local]
 #
+# A demo is a folder with a show.sh. It may have a values.yaml for the chart, and a demo.env that sets `nodes`, how many
+# it needs.
+#
 # The kinds of cluster differ in the functions <kind>_up, <kind>_load and <kind>_down below and in nothing else.
 # Every command that a user could type is shown before it runs.
 set -euo pipefail
@@ -15,6 +18,9 @@ action=$1 demo=$2 kind=${3:-auto}
 
 name=simgpu                                      # of the cluster, the namespace and the Helm release
 cluster=bin/simgpu-cluster
+nodes=1
+# shellcheck disable=SC1090 # the demo's own settings
+[ ! -f "demo/$demo/demo.env" ] || source "demo/$demo/demo.env"
 
 bold='' dim='' plain=''
 if [ -t 1 ]; then bold=$'\e[1m' dim=$'\e[2m' plain=$'\e[0m'; fi
@@ -44,7 +50,7 @@ pick() {
 }
 
 local_up() {
-  run "$cluster" up --name $name
+  run "$cluster" up --name $name --nodes "$nodes"
   eval "$("$cluster" env --name $name)"
 }
 local_load() { run "$cluster" load-image --name $name "$@"; }
@@ -56,12 +62,20 @@ kind_up() {
     command -v $tool > /dev/null || { echo "CLUSTER=kind needs $tool in the PATH; CLUSTER=local brings its own" >&2; exit 1; }
   done
   kind get clusters 2> /dev/null | grep -qx $name ||
-    run kind create cluster --name $name --config "${KIND_CONFIG:-deployments/kind/cluster.yaml}" --wait 120s
+    kind_config | run kind create cluster --name $name --config - --wait 120s
   KUBECONFIG=$(mktemp) && export KUBECONFIG
   trap 'rm -f "$KUBECONFIG"' EXIT
   kind get kubeconfig --name $name > "$KUBECONFIG"
   # kind calls a cluster ready before its DNS is.
   kubectl --namespace kube-system rollout status deployment/coredns --timeout 3m
+}
+# The configuration for one node, or with as many workers: beside them the control plane runs no pods.
+kind_config() {
+  local config=${KIND_CONFIG:-deployments/kind/cluster.yaml} image i
+  cat "$config"
+  [ "$nodes" -gt 1 ] || return 0
+  image=$(sed -n 's/^ *image: *//p' "$config" | head -1)
+  for ((i = 0; i < nodes; i++)); do printf '  - role: worker\n    image: %s\n' "$image"; done
 }
 kind_load() { for archive; do run kind load image-archive --name $name "$archive"; done; }
 kind_down() { run kind delete cluster --name $name; }
@@ -78,7 +92,14 @@ up() {
   "${kind}_load" "$driver" "$modelserver"
 
   say "the driver: every node now has a GPU"
-  run helm upgrade --install $name deployments/helm/simgpu --namespace $name --create-namespace --wait --timeout 3m
+  local values=()
+  [ ! -f "demo/$demo/values.yaml" ] || values=(--values "demo/$demo/values.yaml")
+  run helm upgrade --install $name deployments/helm/simgpu --namespace $name --create-namespace "${values[@]}" --wait --timeout 3m
+  if [ ${#values[@]} -gt 0 ]; then
+    # A driver that runs already would see another inventory within a minute or two.
+    run kubectl --namespace $name rollout restart daemonset simgpu-kubelet-plugin
+    run kubectl --namespace $name rollout status daemonset simgpu-kubelet-plugin --timeout 3m
+  fi
   run kubectl get resourceslices
 
   say "the demo: $demo"

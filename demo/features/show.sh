@@ -1,12 +1,5 @@
-# Sourced by demo/run.sh: gives the node the GPUs that the features need, and says how to go on. README.md says the same in
-# words.
-say "the GPUs that the features need: two H100s that can be partitioned, and an A100 that claims share"
-run helm upgrade $name deployments/helm/simgpu --namespace "$DRIVER_NAMESPACE" --reuse-values --values demo/features/values.yaml --wait --timeout 3m
-# The driver would see the new inventory within a minute or two.
-run kubectl --namespace "$DRIVER_NAMESPACE" rollout restart daemonset simgpu-kubelet-plugin
-run kubectl --namespace "$DRIVER_NAMESPACE" rollout status daemonset simgpu-kubelet-plugin --timeout 3m
-run kubectl --namespace "$DRIVER_NAMESPACE" exec daemonset/simgpu-kubelet-plugin -- nvidia-smi -L
-
+# Sourced by demo/run.sh, which has given the node the GPUs that the features need (values.yaml): says how to go on.
+# README.md says the same in words.
 say "the image with the few programs that two of the features use"
 "${kind}_load" "$(run "$cluster" build-image testimage)"
 

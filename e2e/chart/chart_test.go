@@ -17,6 +17,7 @@ import (
 	"helm.sh/helm/v4/pkg/chart/v2/lint/support"
 	helmutil "helm.sh/helm/v4/pkg/chart/v2/util"
 	"helm.sh/helm/v4/pkg/engine"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -640,6 +641,33 @@ var optionCases = map[string]struct {
 	"grafanaDashboard.annotations": {"grafanaDashboard: {enabled: true, annotations: {grafana_folder: GPUs}}", func(t *testing.T, r objects) any {
 		return get[*corev1.ConfigMap](t, r, "simgpu-dashboard").Annotations["grafana_folder"]
 	}, "GPUs"},
+	"managedDRA.enabled": {"managedDRA: {enabled: true}", func(t *testing.T, r objects) any {
+		return managedDRA(t, r).Args
+	}, []string{"--model-server-image=vllm/vllm-openai:v0.19.1", "--webhook=simgpu-managed-dra", "-v=2"}},
+	"managedDRA.crds.create": {"managedDRA: {enabled: true, crds: {create: false}}", func(t *testing.T, r objects) any {
+		return r["CustomResourceDefinition/llminferenceservices.serving.kserve.io"] == nil
+	}, true},
+	"managedDRA.replicas": {"managedDRA: {enabled: true, replicas: 3}", func(t *testing.T, r objects) any {
+		return *get[*appsv1.Deployment](t, r, "simgpu-managed-dra").Spec.Replicas
+	}, int32(3)},
+	"managedDRA.modelServerImage": {"managedDRA: {enabled: true, modelServerImage: mine}", func(t *testing.T, r objects) any {
+		return managedDRA(t, r).Args[0]
+	}, "--model-server-image=mine"},
+	"managedDRA.webhook.enabled": {"managedDRA: {enabled: true, webhook: {enabled: false}}", func(t *testing.T, r objects) any {
+		return r["ValidatingWebhookConfiguration/simgpu-managed-dra"] == nil && r["Service/simgpu-managed-dra"] == nil && len(managedDRA(t, r).Args) == 2
+	}, true},
+	"managedDRA.webhook.failurePolicy": {"managedDRA: {enabled: true, webhook: {failurePolicy: Ignore}}", func(t *testing.T, r objects) any {
+		return string(*get[*admissionregistrationv1.ValidatingWebhookConfiguration](t, r, "simgpu-managed-dra").Webhooks[0].FailurePolicy)
+	}, "Ignore"},
+	"managedDRA.resources.requests.cpu": {"managedDRA: {enabled: true, resources: {requests: {cpu: 1}}}", func(t *testing.T, r objects) any {
+		return managedDRA(t, r).Resources.Requests[corev1.ResourceCPU]
+	}, resource.MustParse("1")},
+	"managedDRA.resources.requests.memory": {"managedDRA: {enabled: true, resources: {requests: {memory: 1Gi}}}", func(t *testing.T, r objects) any {
+		return managedDRA(t, r).Resources.Requests[corev1.ResourceMemory]
+	}, resource.MustParse("1Gi")},
+	"managedDRA.resources.limits.memory": {"managedDRA: {enabled: true, resources: {limits: {memory: null}}}", func(t *testing.T, r objects) any {
+		return len(managedDRA(t, r).Resources.Limits)
+	}, 0},
 	"uninstall.refuseWhileInUse": {"uninstall: {refuseWhileInUse: false}", func(t *testing.T, r objects) any {
 		return r["Job/simgpu-in-use"] == nil && r["ClusterRole/simgpu-in-use"] == nil
 	}, true},
@@ -864,8 +892,8 @@ func TestSchemaAndValuesHaveTheSameKeys(t *testing.T) {
 	var got []string
 	schema.leaves("", &got)
 	// Helm sets it for charts that are a dependency; resources may name any resource.
-	got = slices.DeleteFunc(got, func(key string) bool { return key == "global" || strings.HasPrefix(key, "resources.") })
-	want := slices.DeleteFunc(valueKeys(t), func(key string) bool { return strings.HasPrefix(key, "resources.") })
+	got = slices.DeleteFunc(got, func(key string) bool { return key == "global" || strings.Contains(key, "resources.") })
+	want := slices.DeleteFunc(valueKeys(t), func(key string) bool { return strings.Contains(key, "resources.") })
 	slices.Sort(got)
 	slices.Sort(want)
 	if !slices.Equal(got, want) {
@@ -887,6 +915,12 @@ func (p property) leaves(prefix string, keys *[]string) {
 	for name, below := range p.Properties {
 		below.leaves(prefix+name+".", keys)
 	}
+}
+
+// managedDRA is the controller's container.
+func managedDRA(t *testing.T, rendered objects) corev1.Container {
+	t.Helper()
+	return get[*appsv1.Deployment](t, rendered, "simgpu-managed-dra").Spec.Template.Spec.Containers[0]
 }
 
 func daemonSet(t *testing.T, rendered objects) *appsv1.DaemonSet {

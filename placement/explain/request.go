@@ -388,6 +388,9 @@ func (x *examiner) countersFree() filter {
 			if x.counters[key] == nil {
 				x.counters[key] = x.snapshot.Counters(d.Driver, d.Pool)
 			}
+			// Of several counters that are short the one counts of which least is left, compared with what is needed.
+			var short string
+			least := 1.0
 			for _, consumption := range d.ConsumesCounters {
 				for _, name := range slices.Sorted(maps.Keys(consumption.Counters)) {
 					value := consumption.Counters[name].Value
@@ -395,10 +398,15 @@ func (x *examiner) countersFree() filter {
 					if counter == nil {
 						return false, fmt.Sprintf("%s consumes counter %s of set %s, which the pool does not have", d.Name, name, consumption.CounterSet), nil
 					}
-					if need := value.Value(); need > counter.Free {
-						return false, fmt.Sprintf("%s of %s: %s needed, %s free, held by %s", name, consumption.CounterSet, amount(need), amount(max(counter.Free, 0)), claims(counter.Holders)), nil
+					need, free := value.Value(), max(counter.Free, 0)
+					if left := float64(free) / float64(max(need, 1)); need > counter.Free && left < least {
+						least = left
+						short = fmt.Sprintf("%s of %s: %s needed, %s free, held by %s", name, consumption.CounterSet, amount(need), amount(free), claims(counter.Holders))
 					}
 				}
+			}
+			if short != "" {
+				return false, short, nil
 			}
 			return true, "", nil
 		},
