@@ -289,7 +289,7 @@ type Allocator struct {
 }
 
 // NewAllocator prepares to place claims beside those of the snapshot.
-func NewAllocator(ctx context.Context, s *Snapshot, compiled *cel.Cache) (*Allocator, error) {
+func NewAllocator(ctx context.Context, s *Snapshot, compiled *Cache) (*Allocator, error) {
 	allocator, err := structured.NewAllocator(ctx, features, s.Allocated(), s, s.Slices, compiled)
 	if err != nil {
 		return nil, err
@@ -297,8 +297,11 @@ func NewAllocator(ctx context.Context, s *Snapshot, compiled *cel.Cache) (*Alloc
 	return &Allocator{allocator: allocator}, nil
 }
 
-// NewCache holds compiled CEL expressions, for as long as they are of use.
-func NewCache() *cel.Cache {
+// Cache holds compiled CEL expressions.
+type Cache = cel.Cache
+
+// NewCache makes a cache, for as long as its expressions are of use.
+func NewCache() *Cache {
 	return cel.NewCache(100, cel.Features{EnableConsumableCapacity: true})
 }
 
@@ -417,7 +420,7 @@ func matches(node *corev1.Node, name *string, all *bool, selector *corev1.NodeSe
 // Counter is one of a counter set: what there is and what is left, and the claims that hold the rest.
 type Counter struct {
 	Total, Free int64
-	Holders     []string // namespace/name of claims, sorted
+	Holders     []string // NAMESPACE/NAME of claims
 }
 
 // Counters of one pool by set and name. Free may be negative where a driver has shrunk a set in use.
@@ -459,7 +462,7 @@ func (s *Snapshot) Counters(driver, pool string) map[string]map[string]*Counter 
 					if first {
 						counter.Free -= value.Value.Value()
 					}
-					counter.Holders = append(counter.Holders, claim.Namespace+"/"+claim.Name)
+					counter.Holders = append(counter.Holders, nameOf(claim))
 				}
 			}
 		}
@@ -479,8 +482,13 @@ func (s *Snapshot) Holders() map[structured.DeviceID][]string {
 				continue
 			}
 			id := structured.MakeDeviceID(result.Driver, result.Pool, result.Device)
-			holders[id] = append(holders[id], claim.Namespace+"/"+claim.Name)
+			holders[id] = append(holders[id], nameOf(claim))
 		}
 	}
 	return holders
+}
+
+// nameOf a claim for people: NAMESPACE/NAME, or the name alone where a file says no namespace.
+func nameOf(claim *resourceapi.ResourceClaim) string {
+	return strings.TrimPrefix(claim.Namespace+"/"+claim.Name, "/")
 }

@@ -41,25 +41,9 @@ The exit code is 0 if nothing is in the way of the devices, 1 if something is.`,
 	cmd.Flags().StringSliceVar(&files.classes, "classes", nil, "files with DeviceClasses; with --slices")
 	outputFlag(cmd, &output)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		var snapshot *placement.Snapshot
-		namespace := cmd.Flag("namespace").Value.String()
-		if len(files.slices) > 0 {
-			var err error
-			if snapshot, err = placement.ReadFiles(append(append(files.slices, files.classes...), files.claims...)...); err != nil {
-				return err
-			}
-		} else {
-			if len(files.claims)+len(files.classes) > 0 {
-				return errors.New("--claims and --classes need --slices: either all comes from files, or all from the cluster")
-			}
-			client, found, err := connect()
-			if err != nil {
-				return err
-			}
-			namespace = found
-			if snapshot, err = placement.ReadCluster(cmd.Context(), client); err != nil {
-				return err
-			}
+		snapshot, namespace, err := snapshotOf(cmd, connect, files.slices, files.classes, files.claims)
+		if err != nil {
+			return err
 		}
 		explanations, err := explainObject(cmd.Context(), snapshot, args[0], namespace, args[1])
 		if err != nil {

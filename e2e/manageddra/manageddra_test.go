@@ -21,6 +21,8 @@ import (
 
 	"github.com/simgpu/simgpu/e2e/harness"
 	"github.com/simgpu/simgpu/manageddra/api"
+	"github.com/simgpu/simgpu/placement"
+	"github.com/simgpu/simgpu/placement/shadow"
 )
 
 // suite is a cluster with two nodes, of which the first has the H100.
@@ -497,4 +499,41 @@ func TestStandsAside(t *testing.T) {
 	}
 	suite.Kubectl(t, "-n", ns, "delete", "deployment", "llmisvc-controller-manager")
 	ready(t, ns, "qwen")
+}
+
+// TestPlaceForetells: what shadow resolution says before is what the scheduler does then.
+func TestPlaceForetells(t *testing.T) {
+	ns := namespace(t)
+	snapshot, err := placement.ReadCluster(t.Context(), suite.Client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest := qwen("foretold", 3, map[string]string{class: "mig.nvidia.com", selector: profile("2g.20gb")})
+	path := t.TempDir() + "/manifest.yaml"
+	if err := os.WriteFile(path, []byte(manifest), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	units, _, err := shadow.ReadUnits(snapshot, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	report, err := shadow.Resolve(t.Context(), snapshot, units, shadow.AsListed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var foretold []string
+	for _, result := range report.Results {
+		for _, device := range result.Devices {
+			_, name, _ := strings.Cut(device, "=")
+			foretold = append(foretold, result.Node+"/"+name)
+		}
+	}
+	if len(foretold) != 3 {
+		t.Fatalf("%+v", report.Results)
+	}
+	slices.Sort(foretold)
+	if out, err := apply(t, ns, manifest); err != nil {
+		t.Fatal(out, err)
+	}
+	expectDevices(t, ns, foretold...)
 }

@@ -16,6 +16,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/dynamic-resource-allocation/cel"
 
 	"github.com/simgpu/simgpu/placement"
 )
@@ -91,7 +92,7 @@ func Claim(ctx context.Context, s *placement.Snapshot, claim *resourceapi.Resour
 // Pod explains all claims of a pod together, as the scheduler has to find them on one node.
 func Pod(ctx context.Context, s *placement.Snapshot, pod *corev1.Pod) (*Explanation, error) {
 	e := &Explanation{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name}
-	nodes, why, err := candidates(s, pod)
+	nodes, why, err := Candidates(s, pod)
 	if err != nil {
 		return nil, err
 	}
@@ -144,8 +145,8 @@ func (e *Explanation) allocated(claims ...*resourceapi.ResourceClaim) {
 	e.Sentence = "allocated: " + strings.Join(devices, ", ")
 }
 
-// candidates are the nodes that the pod may run on as far as it says so itself. If there are none, why says why.
-func candidates(s *placement.Snapshot, pod *corev1.Pod) (nodes []*corev1.Node, why string, err error) {
+// Candidates are the nodes that the pod may run on as far as it says so itself. If there are none, why says why.
+func Candidates(s *placement.Snapshot, pod *corev1.Pod) (nodes []*corev1.Node, why string, err error) {
 	required := nodeaffinity.GetRequiredNodeAffinity(pod)
 	for _, node := range s.Nodes {
 		if pod.Spec.NodeName != "" && pod.Spec.NodeName != node.Name {
@@ -239,23 +240,29 @@ func where(nodes []*corev1.Node, claim *resourceapi.ResourceClaim) ([]*corev1.No
 	return here, nil
 }
 
-// explain fills in the steps of every request on every node, the allocator's answer, and the sentence.
-func (e *Explanation) explain(ctx context.Context, s *placement.Snapshot, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) error {
-	if len(nodes) == 0 {
-		e.Outcome, e.Sentence = Waits, "there are no nodes"
-		return nil
+// Obstacle says what keeps the claims from devices on all of these nodes, before asking the allocator: "" if every request
+// finds enough devices somewhere, which does not mean that all do together.
+func Obstacle(ctx context.Context, s *placement.Snapshot, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) (string, error) {
+	first, _, err := (&Explanation{}).examine(ctx, s, nodes, claims)
+	if err != nil || first == nil {
+		return "", err
 	}
+	return first.sentence, nil
+}
+
+// examine fills in the steps of every request on every node, and returns what to change first, nil if nothing.
+func (e *Explanation) examine(ctx context.Context, s *placement.Snapshot, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) (*obstacle, *cel.Cache, error) {
 	compiled := placement.NewCache()
 	x := &examiner{snapshot: s, compiled: compiled, holders: s.Holders(), counters: map[string]map[string]map[string]*placement.Counter{}}
 	for _, node := range nodes {
 		devices, err := s.Devices(node)
 		if err != nil {
-			return err
+			return nil, nil, err
 		}
 		x.nodes = append(x.nodes, nodeDevices{node, devices})
 		e.Nodes = append(e.Nodes, Node{Name: node.Name})
 	}
-	var first *obstacle // what to change first
+	var first *obstacle
 	for _, claim := range claims {
 		claim = placement.Defaulted(claim)
 		for _, request := range claim.Spec.Devices.Requests {
@@ -264,6 +271,19 @@ func (e *Explanation) explain(ctx context.Context, s *placement.Snapshot, nodes 
 				first = obstacle
 			}
 		}
+	}
+	return first, compiled, nil
+}
+
+// explain has the requests examined, asks the allocator, and says the sentence.
+func (e *Explanation) explain(ctx context.Context, s *placement.Snapshot, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) error {
+	if len(nodes) == 0 {
+		e.Outcome, e.Sentence = Waits, "there are no nodes"
+		return nil
+	}
+	first, compiled, err := e.examine(ctx, s, nodes, claims)
+	if err != nil {
+		return err
 	}
 	if first != nil && first.broken {
 		e.Outcome, e.Sentence = Broken, first.sentence
