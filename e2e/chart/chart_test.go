@@ -641,6 +641,18 @@ var optionCases = map[string]struct {
 	"grafanaDashboard.annotations": {"grafanaDashboard: {enabled: true, annotations: {grafana_folder: GPUs}}", func(t *testing.T, r objects) any {
 		return get[*corev1.ConfigMap](t, r, "simgpu-dashboard").Annotations["grafana_folder"]
 	}, "GPUs"},
+	"claimPolicy.enabled": {"claimPolicy: {enabled: true}", func(t *testing.T, r objects) any {
+		return r["ValidatingAdmissionPolicyBinding/simgpu-claims-resourceclaims"] != nil && r["ValidatingAdmissionPolicyBinding/simgpu-claims-resourceclaimtemplates"] != nil
+	}, true},
+	"claimPolicy.namespaceSelector": {"claimPolicy: {enabled: true, namespaceSelector: {matchLabels: {a: b}}}", func(t *testing.T, r objects) any {
+		return claimPolicy(t, r).MatchConstraints.NamespaceSelector.MatchLabels["a"]
+	}, "b"},
+	"claimPolicy.deviceClasses": {"claimPolicy: {enabled: true, deviceClasses: [a, b]}", func(t *testing.T, r objects) any {
+		return claimPolicy(t, r).Variables[0].Expression
+	}, `["a","b"]`},
+	"claimPolicy.selectors": {`claimPolicy: {enabled: true, selectors: ["^a\\.b == 'c'$"]}`, func(t *testing.T, r objects) any {
+		return claimPolicy(t, r).Variables[2].Expression
+	}, `["^a\\.b == \u0027c\u0027$"]`},
 	"managedDRA.enabled": {"managedDRA: {enabled: true}", func(t *testing.T, r objects) any {
 		return managedDRA(t, r).Args
 	}, []string{"--model-server-image=vllm/vllm-openai:v0.19.1", "--webhook=simgpu-managed-dra", "-v=2"}},
@@ -915,6 +927,12 @@ func (p property) leaves(prefix string, keys *[]string) {
 	for name, below := range p.Properties {
 		below.leaves(prefix+name+".", keys)
 	}
+}
+
+// claimPolicy is that for claims.
+func claimPolicy(t *testing.T, rendered objects) admissionregistrationv1.ValidatingAdmissionPolicySpec {
+	t.Helper()
+	return get[*admissionregistrationv1.ValidatingAdmissionPolicy](t, rendered, "simgpu-claims-resourceclaims").Spec
 }
 
 // managedDRA is the controller's container.

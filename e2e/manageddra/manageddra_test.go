@@ -537,3 +537,38 @@ func TestPlaceForetells(t *testing.T) {
 	}
 	expectDevices(t, ns, foretold...)
 }
+
+// TestPolicy applies the manifests of demo/policy: what is not approved is refused, with what is.
+func TestPolicy(t *testing.T) {
+	content, err := os.ReadFile(suite.Path("demo/policy/values.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var values map[string]any
+	if err := yaml.Unmarshal(content, &values); err != nil {
+		t.Fatal(err)
+	}
+	if err := suite.InstallChart(t.Context(), values); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := suite.Command(context.WithoutCancel(t.Context()), "kubectl", "delete", "--wait", "-f", suite.Path("demo/policy/manifests")); err != nil {
+			t.Error(err)
+		}
+	})
+	suite.Kubectl(t, "apply", "-f", suite.Path("demo/policy/manifests"))
+	for file, want := range map[string]string{
+		"class.yaml":     "claims in namespace tenant-a may ask for devices of these classes: mig.nvidia.com",
+		"attribute.yaml": "has to match one of these regular expressions: ^device",
+		"quota.yaml":     "exceeded quota: devices",
+	} {
+		// The quota counts once its controller has seen the namespace; a policy applies a moment after it is made.
+		suite.Eventually(t, file+" to be refused", func(ctx context.Context) error {
+			out, err := suite.Command(ctx, "kubectl", "apply", "--dry-run=server", "-f", suite.Path("demo/policy/denied/"+file))
+			if err == nil || !strings.Contains(err.Error(), want) {
+				return fmt.Errorf("%s%w", out, err)
+			}
+			return nil
+		})
+	}
+}

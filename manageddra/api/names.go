@@ -63,7 +63,7 @@ const (
 	ConditionDevicesAllocated     = "DevicesAllocated"
 )
 
-// Names of the objects of a service.
+// ClaimTemplateName and those below are the names of the objects of a service.
 func ClaimTemplateName(service string) string     { return ChildName(service, "-managed-dra") }
 func DeploymentName(service string) string        { return ChildName(service, "-kserve") }
 func PrefillName(service string) string           { return ChildName(service, "-kserve-prefill") }

@@ -143,7 +143,7 @@ func (r *reconciler) leaveReplicas(ctx context.Context, live, want *unstructured
 // owns is true if the controller has set that field.
 func owns(object client.Object, field string) bool {
 	for _, entry := range object.GetManagedFields() {
-		if entry.Manager == fieldOwner && entry.FieldsV1 != nil && strings.Contains(string(entry.FieldsV1.Raw), field) {
+		if entry.Manager == fieldOwner && entry.FieldsV1 != nil && strings.Contains(entry.FieldsV1.GetRawString(), field) {
 			return true
 		}
 	}

@@ -112,7 +112,7 @@ func (c *Certificates) secret(ctx context.Context) (*corev1.Secret, error) {
 			return nil, fmt.Errorf("writing Secret %s: %w", c.Secret, err)
 		}
 	}
-	return nil, fmt.Errorf("Secret %s is changed all the time by somebody else", c.Secret)
+	return nil, fmt.Errorf("somebody else changes Secret %s all the time", c.Secret)
 }
 
 func (c *Certificates) dnsName() string { return c.Service.Name + "." + c.Service.Namespace + ".svc" }
