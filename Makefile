@@ -27,7 +27,7 @@ TOOL    := go tool -modfile=$(CURDIR)/.ci/tools/go.mod
 ##@ The two commands
 
 .PHONY: demo
-demo: $(BIN)/simgpu-cluster ## Run a demo on a real cluster and leave it up (DEMO=two-llamas|features, CLUSTER=auto|kind|local)
+demo: $(BIN)/simgpu-cluster ## Run a demo on a real cluster and leave it up (DEMO=two-llamas|features|qwen-mig|..., CLUSTER=auto|kind|local)
 	@demo/run.sh up $(DEMO) $(CLUSTER)
 
 .PHONY: test
