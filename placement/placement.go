@@ -9,6 +9,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +19,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -27,14 +29,18 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
+	"k8s.io/utils/ptr"
 )
 
-// features are those that the scheduler of Kubernetes 1.37 has by default.
-var features = structured.Features{
-	AdminAccess: true, PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true, DeviceBindingAndStatus: true, ConsumableCapacity: true,
+// Features are those that the scheduler of Kubernetes 1.37 has by default.
+func Features() structured.Features {
+	return structured.Features{
+		AdminAccess: true, PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true, DeviceBindingAndStatus: true, ConsumableCapacity: true,
+	}
 }
 
-// Snapshot is what counts for the placement of claims, as it was at one time. Objects are not to be changed.
+// Snapshot is what counts for the placement of claims, as it was at one time. Objects are not to be changed, and slices not
+// replaced once devices were asked for.
 type Snapshot struct {
 	Nodes     []*corev1.Node
 	Slices    []*resourceapi.ResourceSlice
@@ -42,6 +48,8 @@ type Snapshot struct {
 	Claims    []*resourceapi.ResourceClaim
 	Templates []*resourceapi.ResourceClaimTemplate
 	Pods      []*corev1.Pod
+
+	reach *reach // made when it is needed first
 }
 
 // New makes a snapshot of lists of objects.
@@ -74,7 +82,7 @@ func ReadCluster(ctx context.Context, client kubernetes.Interface) (*Snapshot, e
 func ReadFiles(paths ...string) (*Snapshot, error) {
 	s := &Snapshot{}
 	for _, path := range paths {
-		if err := s.read(path); err != nil {
+		if err := EachDocument(path, s.decode); err != nil {
 			return nil, fmt.Errorf("%s: %w", path, err)
 		}
 	}
@@ -82,7 +90,8 @@ func ReadFiles(paths ...string) (*Snapshot, error) {
 	return s, nil
 }
 
-func (s *Snapshot) read(path string) error {
+// EachDocument calls each for the documents of a YAML or JSON file, as JSON, and for the items of lists. "-" is standard input.
+func EachDocument(path string, each func(document []byte) error) error {
 	content, err := os.ReadFile(path)
 	if path == "-" {
 		content, err = io.ReadAll(os.Stdin)
@@ -96,34 +105,44 @@ func (s *Snapshot) read(path string) error {
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
+		if err == nil {
+			document, err = yaml.ToJSON(document)
+		}
+		if err == nil {
+			err = eachItem(document, each)
+		}
 		if err != nil {
-			return err
-		}
-		if len(bytes.TrimSpace(document)) == 0 {
-			continue
-		}
-		if err := s.decode(document); err != nil {
 			return err
 		}
 	}
 }
 
-func (s *Snapshot) decode(document []byte) error {
-	document, err := yaml.ToJSON(document)
-	if err != nil || string(document) == "null" {
+func eachItem(document []byte, each func([]byte) error) error {
+	if text := bytes.TrimSpace(document); len(text) == 0 || string(text) == "null" {
+		return nil
+	}
+	var list struct {
+		metav1.TypeMeta `json:",inline"`
+		Items           []json.RawMessage `json:"items"`
+	}
+	if err := json.Unmarshal(document, &list); err != nil {
 		return err
 	}
+	if list.Kind != "List" {
+		return each(document)
+	}
+	for _, item := range list.Items {
+		if err := eachItem(item, each); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Snapshot) decode(document []byte) error {
 	object, kind, err := scheme.Codecs.UniversalDeserializer().Decode(document, nil, nil)
 	if err != nil {
 		return err
-	}
-	if list, ok := object.(*corev1.List); ok {
-		for _, item := range list.Items {
-			if err := s.decode(item.Raw); err != nil {
-				return err
-			}
-		}
-		return nil
 	}
 	if !s.add(object) {
 		return fmt.Errorf("has a %s, which does not count for the placement of claims", kind.Kind)
@@ -183,13 +202,6 @@ func (s *Snapshot) complete() {
 			s.Nodes = append(s.Nodes, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: *name}})
 		}
 	}
-	for i, claim := range s.Claims {
-		if claim.UID == "" { // from a file; the allocator tells claims apart by it
-			claim = claim.DeepCopy()
-			claim.UID = types.UID(claim.Namespace + "/" + claim.Name)
-			s.Claims[i] = claim
-		}
-	}
 	slices.SortFunc(s.Nodes, func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
 	slices.SortFunc(s.Slices, func(a, b *resourceapi.ResourceSlice) int { return cmp.Compare(a.Name, b.Name) })
 	slices.SortFunc(s.Claims, func(a, b *resourceapi.ResourceClaim) int {
@@ -221,32 +233,21 @@ func (s *Snapshot) classNames() []string {
 
 // Claim finds a claim, nil if there is none.
 func (s *Snapshot) Claim(namespace, name string) *resourceapi.ResourceClaim {
-	for _, claim := range s.Claims {
-		if claim.Namespace == namespace && claim.Name == name {
-			return claim
-		}
-	}
-	return nil
-}
-
-// Pod finds a pod, nil if there is none.
-func (s *Snapshot) Pod(namespace, name string) *corev1.Pod {
-	for _, pod := range s.Pods {
-		if pod.Namespace == namespace && pod.Name == name {
-			return pod
-		}
-	}
-	return nil
+	return find(s.Claims, namespace, name)
 }
 
 // Template finds a claim template, nil if there is none.
 func (s *Snapshot) Template(namespace, name string) *resourceapi.ResourceClaimTemplate {
-	for _, template := range s.Templates {
-		if template.Namespace == namespace && template.Name == name {
-			return template
+	return find(s.Templates, namespace, name)
+}
+
+func find[T metav1.Object](list []T, namespace, name string) (found T) {
+	for _, object := range list {
+		if object.GetNamespace() == namespace && object.GetName() == name {
+			return object
 		}
 	}
-	return nil
+	return found
 }
 
 // Clone returns a snapshot whose claims can be replaced without changing this one.
@@ -268,7 +269,7 @@ func (s *Snapshot) Allocated() structured.AllocatedState {
 			continue
 		}
 		for _, result := range claim.Status.Allocation.Devices.Results {
-			if result.AdminAccess != nil && *result.AdminAccess {
+			if ptr.Deref(result.AdminAccess, false) {
 				continue
 			}
 			id := structured.MakeDeviceID(result.Driver, result.Pool, result.Device)
@@ -290,7 +291,7 @@ type Allocator struct {
 
 // NewAllocator prepares to place claims beside those of the snapshot.
 func NewAllocator(ctx context.Context, s *Snapshot, compiled *Cache) (*Allocator, error) {
-	allocator, err := structured.NewAllocator(ctx, features, s.Allocated(), s, s.Slices, compiled)
+	allocator, err := structured.NewAllocator(ctx, Features(), s.Allocated(), s, s.Slices, compiled)
 	if err != nil {
 		return nil, err
 	}
@@ -350,7 +351,6 @@ type Device struct {
 	Driver, Pool string
 	// Complete is false for a pool of which slices are missing: the scheduler does not use it.
 	Complete bool
-	slice    *resourceapi.ResourceSlice
 }
 
 // ID is how claims name the device.
@@ -359,11 +359,33 @@ func (d *Device) ID() structured.DeviceID { return structured.MakeDeviceID(d.Dri
 // String is pool and name.
 func (d *Device) String() string { return d.Pool + "/" + d.Name }
 
-// Devices are those of the newest generation of each pool that can be used on a node.
-func (s *Snapshot) Devices(node *corev1.Node) ([]*Device, error) {
-	type pool struct{ driver, name string }
+// Shared is true if several claims can have the device.
+func (d *Device) Shared() bool {
+	return ptr.Deref(d.AllowMultipleAllocations, false)
+}
+
+// Selected evaluates one compiled expression of a selector on the device.
+func (d *Device) Selected(ctx context.Context, program cel.CompilationResult) (bool, error) {
+	if program.Error != nil {
+		return false, program.Error
+	}
+	selected, _, err := program.DeviceMatches(ctx, cel.Device{Driver: d.Driver, AllowMultipleAllocations: d.AllowMultipleAllocations, Attributes: d.Attributes, Capacity: d.Capacity})
+	return selected, err
+}
+
+// pool names one of a driver's.
+type pool struct{ driver, name string }
+
+// reach finds the slices that matter to a node without looking at all of them, of which there are as many as nodes and more.
+type reach struct {
+	complete map[pool]bool
+	ofNode   map[string][]*resourceapi.ResourceSlice // of the newest generation of their pool, by the node they name
+	others   []*resourceapi.ResourceSlice            // which say otherwise for which nodes they are
+}
+
+func newReach(list []*resourceapi.ResourceSlice) *reach {
 	newest, count := map[pool]int64{}, map[pool]int64{}
-	for _, slice := range s.Slices {
+	for _, slice := range list {
 		p := pool{slice.Spec.Driver, slice.Spec.Pool.Name}
 		switch generation := slice.Spec.Pool.Generation; {
 		case generation > newest[p] || count[p] == 0:
@@ -372,13 +394,31 @@ func (s *Snapshot) Devices(node *corev1.Node) ([]*Device, error) {
 			count[p]++
 		}
 	}
-	var devices []*Device
-	for _, slice := range s.Slices {
+	r := &reach{complete: map[pool]bool{}, ofNode: map[string][]*resourceapi.ResourceSlice{}}
+	for _, slice := range list {
 		p := pool{slice.Spec.Driver, slice.Spec.Pool.Name}
 		if slice.Spec.Pool.Generation != newest[p] {
 			continue
 		}
-		perDevice := slice.Spec.PerDeviceNodeSelection != nil && *slice.Spec.PerDeviceNodeSelection
+		r.complete[p] = count[p] == slice.Spec.Pool.ResourceSliceCount
+		if name := slice.Spec.NodeName; name != nil {
+			r.ofNode[*name] = append(r.ofNode[*name], slice)
+		} else {
+			r.others = append(r.others, slice)
+		}
+	}
+	return r
+}
+
+// Devices are those of the newest generation of each pool that can be used on a node.
+func (s *Snapshot) Devices(node *corev1.Node) ([]*Device, error) {
+	if s.reach == nil {
+		s.reach = newReach(s.Slices)
+	}
+	var devices []*Device
+	for _, slice := range slices.Concat(s.reach.ofNode[node.Name], s.reach.others) {
+		p := pool{slice.Spec.Driver, slice.Spec.Pool.Name}
+		perDevice := ptr.Deref(slice.Spec.PerDeviceNodeSelection, false)
 		here := perDevice
 		if !perDevice {
 			var err error
@@ -400,21 +440,14 @@ func (s *Snapshot) Devices(node *corev1.Node) ([]*Device, error) {
 					continue
 				}
 			}
-			devices = append(devices, &Device{Device: device, Driver: p.driver, Pool: p.name, Complete: count[p] == slice.Spec.Pool.ResourceSliceCount, slice: slice})
+			devices = append(devices, &Device{Device: device, Driver: p.driver, Pool: p.name, Complete: s.reach.complete[p]})
 		}
 	}
 	return devices, nil
 }
 
 func matches(node *corev1.Node, name *string, all *bool, selector *corev1.NodeSelector) (bool, error) {
-	nodeName, allNodes := "", false
-	if name != nil {
-		nodeName = *name
-	}
-	if all != nil {
-		allNodes = *all
-	}
-	return structured.NodeMatches(features, node, nodeName, allNodes, selector)
+	return structured.NodeMatches(Features(), node, ptr.Deref(name, ""), ptr.Deref(all, false), selector)
 }
 
 // Counter is one of a counter set: what there is and what is left, and the claims that hold the rest.
@@ -422,6 +455,9 @@ type Counter struct {
 	Total, Free int64
 	Holders     []string // NAMESPACE/NAME of claims
 }
+
+// Amount prints a counter as a quantity, with binary units where it has them.
+func Amount(n int64) string { return resource.NewQuantity(n, resource.BinarySI).String() }
 
 // Counters of one pool by set and name. Free may be negative where a driver has shrunk a set in use.
 func (s *Snapshot) Counters(driver, pool string) map[string]map[string]*Counter {
@@ -478,7 +514,7 @@ func (s *Snapshot) Holders() map[structured.DeviceID][]string {
 			continue
 		}
 		for _, result := range claim.Status.Allocation.Devices.Results {
-			if result.AdminAccess != nil && *result.AdminAccess {
+			if ptr.Deref(result.AdminAccess, false) {
 				continue
 			}
 			id := structured.MakeDeviceID(result.Driver, result.Pool, result.Device)

@@ -14,12 +14,8 @@ import (
 
 	"github.com/simgpu/simgpu/driver/hardware"
 	deviceslices "github.com/simgpu/simgpu/driver/slices"
+	"github.com/simgpu/simgpu/placement"
 )
-
-// features are those that the scheduler of Kubernetes 1.37 has by default, as far as they matter here.
-var features = structured.Features{
-	AdminAccess: true, PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true, DeviceBindingAndStatus: true, ConsumableCapacity: true,
-}
 
 // What manifests for this vendor's hardware name.
 const (
@@ -105,7 +101,7 @@ func (s *scheduler) claim(kind string) *resourceapi.ResourceClaim {
 
 // allocate returns the name of the device that a claim gets, "" if there is none.
 func (s *scheduler) allocate(ctx context.Context, kind string) (string, error) {
-	allocator, err := structured.NewAllocator(ctx, features, structured.AllocatedState{
+	allocator, err := structured.NewAllocator(ctx, placement.Features(), structured.AllocatedState{
 		AllocatedDevices: s.allocated, AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](), AggregatedCapacity: structured.NewConsumedCapacityCollection(),
 	}, s.classes, s.slices, s.celCache)
 	if err != nil {

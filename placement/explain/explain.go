@@ -16,7 +16,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
-	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/simgpu/simgpu/placement"
 )
@@ -168,25 +168,19 @@ func Candidates(s *placement.Snapshot, pod *corev1.Pod) (nodes []*corev1.Node, w
 
 // claimOf finds the claim that a pod refers to, or makes what it will be. The claim is nil if the pod needs none.
 func claimOf(s *placement.Snapshot, pod *corev1.Pod, ref corev1.PodResourceClaim) (claim *resourceapi.ResourceClaim, problem string) {
-	if ref.ResourceClaimName != nil {
-		if claim := s.Claim(pod.Namespace, *ref.ResourceClaimName); claim != nil {
-			return claim, ""
-		}
-		return nil, fmt.Sprintf("spec.resourceClaims %q names ResourceClaim %q, which does not exist: create it", ref.Name, *ref.ResourceClaimName)
-	}
-	for _, status := range pod.Status.ResourceClaimStatuses {
-		if status.Name != ref.Name {
-			continue
-		}
-		if status.ResourceClaimName == nil {
-			return nil, ""
-		}
-		if claim := s.Claim(pod.Namespace, *status.ResourceClaimName); claim != nil {
-			return claim, ""
-		}
-	}
-	if ref.ResourceClaimTemplateName == nil {
+	name, _, err := resourceclaim.Name(pod, &ref)
+	switch {
+	case errors.Is(err, resourceclaim.ErrAPIUnsupported):
 		return nil, fmt.Sprintf("spec.resourceClaims %q names neither a claim nor a template", ref.Name)
+	case err == nil && name == nil:
+		return nil, ""
+	case err == nil:
+		if claim := s.Claim(pod.Namespace, *name); claim != nil {
+			return claim, ""
+		}
+		if ref.ResourceClaimName != nil {
+			return nil, fmt.Sprintf("spec.resourceClaims %q names ResourceClaim %q, which does not exist: create it", ref.Name, *name)
+		}
 	}
 	template := s.Template(pod.Namespace, *ref.ResourceClaimTemplateName)
 	if template == nil {
@@ -251,7 +245,7 @@ func Obstacle(ctx context.Context, s *placement.Snapshot, nodes []*corev1.Node, 
 }
 
 // examine fills in the steps of every request on every node, and returns what to change first, nil if nothing.
-func (e *Explanation) examine(ctx context.Context, s *placement.Snapshot, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) (*obstacle, *cel.Cache, error) {
+func (e *Explanation) examine(ctx context.Context, s *placement.Snapshot, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) (*obstacle, *placement.Cache, error) {
 	compiled := placement.NewCache()
 	x := &examiner{snapshot: s, compiled: compiled, holders: s.Holders(), counters: map[string]map[string]map[string]*placement.Counter{}}
 	for _, node := range nodes {

@@ -11,7 +11,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/dynamic-resource-allocation/structured"
 
 	"github.com/simgpu/simgpu/placement"
@@ -20,7 +20,7 @@ import (
 // examiner looks at requests one by one.
 type examiner struct {
 	snapshot *placement.Snapshot
-	compiled *cel.Cache
+	compiled *placement.Cache
 	nodes    []nodeDevices
 	holders  map[structured.DeviceID][]string
 	counters map[string]map[string]map[string]*placement.Counter // driver/pool, set, name
@@ -205,10 +205,7 @@ func (x *examiner) selector(ctx context.Context, name, from, expression string) 
 	return filter{
 		name: name,
 		keep: func(d *placement.Device) (bool, string, error) {
-			if program.Error != nil {
-				return false, "", program.Error
-			}
-			ok, _, err := program.DeviceMatches(ctx, cel.Device{Driver: d.Driver, AllowMultipleAllocations: d.AllowMultipleAllocations, Attributes: d.Attributes, Capacity: d.Capacity})
+			ok, err := d.Selected(ctx, program)
 			if err != nil {
 				return false, "", fmt.Errorf("%s: %w", quoted(expression), err)
 			}
@@ -288,7 +285,7 @@ func (x *examiner) taints(tolerations []resourceapi.DeviceToleration) filter {
 				if taint.Effect != resourceapi.DeviceTaintEffectNoSchedule && taint.Effect != resourceapi.DeviceTaintEffectNoExecute {
 					continue
 				}
-				if !slices.ContainsFunc(tolerations, func(t resourceapi.DeviceToleration) bool { return tolerates(t, taint) }) {
+				if !slices.ContainsFunc(tolerations, func(t resourceapi.DeviceToleration) bool { return resourceclaim.ToleratesTaint(t, taint) }) {
 					return false, strings.TrimSuffix(fmt.Sprintf("%s=%s:%s", taint.Key, taint.Value, taint.Effect), "="), nil
 				}
 			}
@@ -300,17 +297,12 @@ func (x *examiner) taints(tolerations []resourceapi.DeviceToleration) filter {
 	}
 }
 
-func tolerates(t resourceapi.DeviceToleration, taint resourceapi.DeviceTaint) bool {
-	return (t.Effect == "" || t.Effect == taint.Effect) && (t.Key == "" || t.Key == taint.Key) &&
-		(t.Operator == resourceapi.DeviceTolerationOpExists || t.Value == taint.Value)
-}
-
 // free leaves devices that no claim has. Those that several claims can have are not in question here.
 func (x *examiner) free() filter {
 	return filter{
 		name: stepFree,
 		keep: func(d *placement.Device) (bool, string, error) {
-			if shared(d) {
+			if d.Shared() {
 				return true, "", nil
 			}
 			if holders := x.holders[d.ID()]; len(holders) > 0 {
@@ -328,16 +320,12 @@ func (x *examiner) free() filter {
 	}
 }
 
-func shared(d *placement.Device) bool {
-	return d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations
-}
-
 // available leaves shared devices with as much capacity as is asked for.
 func (x *examiner) available(a alternative) filter {
 	return filter{
 		name: stepAvailable,
 		keep: func(d *placement.Device) (bool, string, error) {
-			if !shared(d) {
+			if !d.Shared() {
 				return true, "", nil
 			}
 			if x.state == nil {
@@ -381,7 +369,7 @@ func (x *examiner) countersFree() filter {
 	return filter{
 		name: stepCounters,
 		keep: func(d *placement.Device) (bool, string, error) {
-			if shared(d) && len(x.holders[d.ID()]) > 0 {
+			if d.Shared() && len(x.holders[d.ID()]) > 0 {
 				return true, "", nil // consumes nothing more
 			}
 			key := d.Driver + "/" + d.Pool
@@ -401,7 +389,7 @@ func (x *examiner) countersFree() filter {
 					need, free := value.Value(), max(counter.Free, 0)
 					if left := float64(free) / float64(max(need, 1)); need > counter.Free && left < least {
 						least = left
-						short = fmt.Sprintf("%s of %s: %s needed, %s free, held by %s", name, consumption.CounterSet, amount(need), amount(free), claims(counter.Holders))
+						short = fmt.Sprintf("%s of %s: %s needed, %s free, held by %s", name, consumption.CounterSet, placement.Amount(need), placement.Amount(free), claims(counter.Holders))
 					}
 				}
 			}
@@ -427,6 +415,3 @@ func claims(names []string) string {
 	}
 	return "claim " + some(slices.Clone(names))
 }
-
-// amount prints a counter as a quantity, with binary units where it has them.
-func amount(n int64) string { return resource.NewQuantity(n, resource.BinarySI).String() }

@@ -9,8 +9,6 @@ import (
 	"strconv"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
-	"k8s.io/dynamic-resource-allocation/cel"
 
 	"github.com/simgpu/simgpu/placement"
 )
@@ -103,7 +101,7 @@ func setOf(name string, counters map[string]*placement.Counter, largest *placeme
 			continue
 		}
 		if level.Total > 0 {
-			set.Counters[counter] = Level{Total: amount(level.Total), Free: amount(max(level.Free, 0))}
+			set.Counters[counter] = Level{Total: placement.Amount(level.Total), Free: placement.Amount(max(level.Free, 0))}
 		}
 	}
 	for _, number := range slices.Sorted(maps.Keys(units)) {
@@ -146,30 +144,17 @@ func fits(device *placement.Device, counters map[string]map[string]*placement.Co
 // leastConsumption is, per counter, what the device that consumes least of it takes, of those that a request selects.
 func leastConsumption(s *placement.Snapshot, devices []*placement.Device, request *resourceapi.ExactDeviceRequest, compiled *placement.Cache) map[string]int64 {
 	var least map[string]int64
-	class, err := s.Get(request.DeviceClassName)
-	if err != nil {
-		return nil
-	}
-	selectors := slices.Concat(class.Spec.Selectors, request.Selectors)
-	for _, device := range devices {
-		if !selected(device, selectors, compiled) {
-			continue
-		}
+	for _, device := range selected(s, devices, request, compiled) {
 		consumes := map[string]int64{}
-		for _, consumption := range device.ConsumesCounters {
-			for name, counter := range consumption.Counters {
-				consumes[name] += counter.Value.Value()
+		if !device.Shared() { // several claims consume once
+			for _, consumption := range device.ConsumesCounters {
+				for name, counter := range consumption.Counters {
+					consumes[name] += counter.Value.Value()
+				}
 			}
-		}
-		if device.AllowMultipleAllocations != nil && *device.AllowMultipleAllocations {
-			consumes = nil // several claims consume once
 		}
 		if least == nil {
 			least = consumes
-			if least == nil {
-				least = map[string]int64{}
-			}
-			continue
 		}
 		for name := range least {
 			least[name] = min(least[name], consumes[name])
@@ -178,21 +163,24 @@ func leastConsumption(s *placement.Snapshot, devices []*placement.Device, reques
 	return least
 }
 
-func selected(device *placement.Device, selectors []resourceapi.DeviceSelector, compiled *placement.Cache) bool {
-	for _, selector := range selectors {
+// selected are the devices that a request and its class select. An expression that fails selects none.
+func selected(s *placement.Snapshot, devices []*placement.Device, request *resourceapi.ExactDeviceRequest, compiled *placement.Cache) []*placement.Device {
+	class, err := s.Get(request.DeviceClassName)
+	if err != nil {
+		return nil
+	}
+	devices = slices.Clone(devices)
+	for _, selector := range slices.Concat(class.Spec.Selectors, request.Selectors) {
 		if selector.CEL == nil {
 			continue
 		}
 		program := compiled.GetOrCompile(selector.CEL.Expression)
-		if program.Error != nil {
-			return false
-		}
-		ok, _, err := program.DeviceMatches(context.Background(), cel.Device{Driver: device.Driver, AllowMultipleAllocations: device.AllowMultipleAllocations, Attributes: device.Attributes, Capacity: device.Capacity})
-		if err != nil || !ok {
-			return false
-		}
+		devices = slices.DeleteFunc(devices, func(device *placement.Device) bool {
+			is, err := device.Selected(context.Background(), program)
+			return err != nil || !is
+		})
 	}
-	return true
+	return devices
 }
 
 // sortUnits by what they need at least.
@@ -216,17 +204,10 @@ func sortUnits(s *placement.Snapshot, units []Unit, order Order) error {
 				if request.Exactly == nil {
 					continue
 				}
-				least := int64(-1)
-				class, err := s.Get(request.Exactly.DeviceClassName)
-				if err != nil {
-					continue
+				if devices := selected(s, all, request.Exactly, compiled); len(devices) > 0 {
+					smallest := slices.MinFunc(devices, func(a, b *placement.Device) int { return cmp.Compare(size(a), size(b)) })
+					needs[unit.Name] += size(smallest) * max(request.Exactly.Count, 1)
 				}
-				for _, device := range all {
-					if selected(device, slices.Concat(class.Spec.Selectors, request.Exactly.Selectors), compiled) && (least < 0 || size(device) < least) {
-						least = size(device)
-					}
-				}
-				needs[unit.Name] += max(least, 0) * max(request.Exactly.Count, 1)
 			}
 		}
 	}
@@ -238,6 +219,3 @@ func sortUnits(s *placement.Snapshot, units []Unit, order Order) error {
 	})
 	return nil
 }
-
-// amount prints a counter as a quantity.
-func amount(n int64) string { return resource.NewQuantity(n, resource.BinarySI).String() }

@@ -175,7 +175,7 @@ func tooLittle(s *placement.Snapshot, node *corev1.Node, claims []*resourceapi.R
 	}
 	for _, name := range slices.Sorted(maps.Keys(needed)) {
 		if needed[name] > free[name] {
-			return fmt.Sprintf("node %s: at least %s of %s needed, %s free in all", node.Name, amount(needed[name]), name, amount(free[name])), nil
+			return fmt.Sprintf("node %s: at least %s of %s needed, %s free in all", node.Name, placement.Amount(needed[name]), name, placement.Amount(free[name])), nil
 		}
 	}
 	return "", nil

@@ -1,13 +1,8 @@
 package shadow
 
 import (
-	"bufio"
-	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"os"
 
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
@@ -15,7 +10,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/simgpu/simgpu/manageddra/annotations"
@@ -29,7 +23,7 @@ import (
 func ReadUnits(s *placement.Snapshot, paths ...string) (units []Unit, skipped []string, err error) {
 	r := &reader{snapshot: s, templates: map[string]*resourceapi.ResourceClaimTemplate{}, claims: map[string]*resourceapi.ResourceClaim{}, used: map[string]bool{}}
 	for _, path := range paths {
-		if err := r.file(path); err != nil {
+		if err := placement.EachDocument(path, r.document); err != nil {
 			return nil, nil, fmt.Errorf("%s: %w", path, err)
 		}
 	}
@@ -55,36 +49,7 @@ type reader struct {
 	skipped   []string
 }
 
-func (r *reader) file(path string) error {
-	content, err := os.ReadFile(path)
-	if path == "-" {
-		content, err = io.ReadAll(os.Stdin)
-	}
-	if err != nil {
-		return err
-	}
-	documents := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(content)))
-	for {
-		document, err := documents.Read()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err == nil {
-			document, err = yaml.ToJSON(document)
-		}
-		if err != nil {
-			return err
-		}
-		if err := r.document(document); err != nil {
-			return err
-		}
-	}
-}
-
 func (r *reader) document(document []byte) error {
-	if text := bytes.TrimSpace(document); len(text) == 0 || string(text) == "null" {
-		return nil
-	}
 	var meta metav1.PartialObjectMetadata
 	if err := json.Unmarshal(document, &meta); err != nil {
 		return err
@@ -105,12 +70,6 @@ func (r *reader) document(document []byte) error {
 		return err
 	}
 	switch object := object.(type) {
-	case *corev1.List:
-		for _, item := range object.Items {
-			if err := r.document(item.Raw); err != nil {
-				return err
-			}
-		}
 	case *resourceapi.ResourceClaimTemplate:
 		r.templates[object.Namespace+"/"+object.Name] = object
 	case *resourceapi.ResourceClaim:
