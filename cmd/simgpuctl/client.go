@@ -12,9 +12,6 @@ import (
 // connector adds the flags that say which cluster to use, and returns what connects to it once they are parsed.
 type connector func(*pflag.FlagSet) func() (kubernetes.Interface, error)
 
-// namespacedConnector connects to the cluster, and says which namespace is meant.
-type namespacedConnector func() (kubernetes.Interface, string, error)
-
 // connectLikeKubectl finds the cluster as kubectl does: kubeconfig files, contexts, or the pod's own account.
 func connectLikeKubectl(flags *pflag.FlagSet) func() (kubernetes.Interface, error) {
 	names := clientcmd.RecommendedConfigOverrideFlags("")
@@ -24,7 +21,7 @@ func connectLikeKubectl(flags *pflag.FlagSet) func() (kubernetes.Interface, erro
 }
 
 // inNamespace is connectLikeKubectl for what is in a namespace, which it returns too.
-func inNamespace(flags *pflag.FlagSet) namespacedConnector {
+func inNamespace(flags *pflag.FlagSet) func() (kubernetes.Interface, string, error) {
 	config := likeKubectl(flags, clientcmd.RecommendedConfigOverrideFlags(""))
 	return func() (kubernetes.Interface, string, error) {
 		namespace, _, err := config().Namespace()

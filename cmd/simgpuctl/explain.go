@@ -16,7 +16,6 @@ import (
 )
 
 func newExplainCommand() *cobra.Command {
-	var files struct{ slices, claims, classes []string }
 	var output string
 	cmd := &cobra.Command{
 		Use:   "explain pod|claim|llmisvc NAME",
@@ -35,13 +34,10 @@ The exit code is 0 if nothing is in the way of the devices, 1 if something is.`,
 		Args:      cobra.ExactArgs(2),
 		ValidArgs: []string{"pod", "claim", "llmisvc"},
 	}
-	connect := inNamespace(cmd.Flags())
-	cmd.Flags().StringSliceVar(&files.slices, "slices", nil, "files with ResourceSlices, and Nodes if their labels count, instead of a cluster")
-	cmd.Flags().StringSliceVar(&files.claims, "claims", nil, "files with ResourceClaims, templates and pods; with --slices")
-	cmd.Flags().StringSliceVar(&files.classes, "classes", nil, "files with DeviceClasses; with --slices")
+	read := snapshotFlags(cmd.Flags())
 	outputFlag(cmd, &output)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		snapshot, namespace, err := snapshotOf(cmd, connect, files.slices, files.classes, files.claims)
+		snapshot, namespace, err := read(cmd.Context())
 		if err != nil {
 			return err
 		}

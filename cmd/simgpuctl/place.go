@@ -9,12 +9,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/simgpu/simgpu/placement"
 	"github.com/simgpu/simgpu/placement/shadow"
 )
 
 func newPlaceCommand() *cobra.Command {
-	var manifests, slices, classes, claims []string
+	var manifests []string
 	var order, output string
 	cmd := &cobra.Command{
 		Use:   "place -f FILE",
@@ -31,11 +30,8 @@ The exit code is 0 if all find devices, 1 if some do not.`,
   simgpuctl place -f claims.yaml --slices slices.yaml --classes classes.yaml --order largest-first`,
 		Args: cobra.NoArgs,
 	}
-	connect := inNamespace(cmd.Flags())
+	read := snapshotFlags(cmd.Flags())
 	cmd.Flags().StringSliceVarP(&manifests, "filename", "f", nil, "files with what is to be placed; - is standard input")
-	cmd.Flags().StringSliceVar(&slices, "slices", nil, "files with ResourceSlices, and Nodes if their labels count, instead of a cluster")
-	cmd.Flags().StringSliceVar(&classes, "classes", nil, "files with DeviceClasses; with --slices")
-	cmd.Flags().StringSliceVar(&claims, "claims", nil, "files with claims that have devices already; with --slices")
 	cmd.Flags().StringVar(&order, "order", string(shadow.AsListed), "as-listed, largest-first or smallest-first")
 	outputFlag(cmd, &output)
 	_ = cmd.MarkFlagRequired("filename")
@@ -45,7 +41,7 @@ The exit code is 0 if all find devices, 1 if some do not.`,
 		default:
 			return fmt.Errorf("--order %q is not known: use %s, %s or %s", order, shadow.AsListed, shadow.LargestFirst, shadow.SmallestFirst)
 		}
-		snapshot, _, err := snapshotOf(cmd, connect, slices, classes, claims)
+		snapshot, _, err := read(cmd.Context())
 		if err != nil {
 			return err
 		}
@@ -72,24 +68,6 @@ The exit code is 0 if all find devices, 1 if some do not.`,
 		return nil
 	}
 	return cmd
-}
-
-// snapshotOf reads files where there are any for slices, else the cluster, whose namespace it returns.
-func snapshotOf(cmd *cobra.Command, connect namespacedConnector, slices, classes, claims []string) (*placement.Snapshot, string, error) {
-	if len(slices) > 0 {
-		files := append(append(append([]string{}, slices...), classes...), claims...)
-		snapshot, err := placement.ReadFiles(files...)
-		return snapshot, cmd.Flag("namespace").Value.String(), err
-	}
-	if len(claims)+len(classes) > 0 {
-		return nil, "", errors.New("--claims and --classes need --slices: either all comes from files, or all from the cluster")
-	}
-	client, namespace, err := connect()
-	if err != nil {
-		return nil, "", err
-	}
-	snapshot, err := placement.ReadCluster(cmd.Context(), client)
-	return snapshot, namespace, err
 }
 
 func printReport(w io.Writer, report *shadow.Report) error {
