@@ -41,11 +41,11 @@ The exit code is 0 if all find devices, 1 if some do not.`,
 		default:
 			return fmt.Errorf("--order %q is not known: use %s, %s or %s", order, shadow.AsListed, shadow.LargestFirst, shadow.SmallestFirst)
 		}
-		snapshot, _, err := read(cmd.Context())
+		snapshot, namespace, err := read(cmd.Context())
 		if err != nil {
 			return err
 		}
-		units, skipped, err := shadow.ReadUnits(snapshot, manifests...)
+		units, skipped, err := shadow.ReadUnits(snapshot, namespace, manifests...)
 		if err != nil {
 			return err
 		}

@@ -513,7 +513,7 @@ func TestPlaceForetells(t *testing.T) {
 	if err := os.WriteFile(path, []byte(manifest), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	units, _, err := shadow.ReadUnits(snapshot, path)
+	units, _, err := shadow.ReadUnits(snapshot, ns, path)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -90,7 +90,7 @@ func units(t *testing.T, s *placement.Snapshot, content string) []shadow.Unit {
 	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	list, skipped, err := shadow.ReadUnits(s, path)
+	list, skipped, err := shadow.ReadUnits(s, "", path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +165,25 @@ func TestReadUnitsSaysWhatIsMissing(t *testing.T) {
 	if err := os.WriteFile(path, []byte(pod), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := shadow.ReadUnits(s, path); err == nil || !strings.Contains(err.Error(), `p: ResourceClaimTemplate "none" is neither in the files nor in the cluster`) {
+	if _, _, err := shadow.ReadUnits(s, "", path); err == nil || !strings.Contains(err.Error(), `p: ResourceClaimTemplate "none" is neither in the files nor in the cluster`) {
 		t.Error(err)
+	}
+}
+
+// TestReadUnitsInANamespace: a manifest that names none refers to what the namespace has, as when it is applied there.
+func TestReadUnitsInANamespace(t *testing.T) {
+	template := resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "team-a", Name: "gpu"}}
+	s := placement.New(&resourceapi.ResourceClaimTemplateList{Items: []resourceapi.ResourceClaimTemplate{template}})
+	path := filepath.Join(t.TempDir(), "pod.yaml")
+	pod := "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {resourceClaims: [{name: gpu, resourceClaimTemplateName: gpu}]}\n"
+	if err := os.WriteFile(path, []byte(pod), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	units, _, err := shadow.ReadUnits(s, "team-a", path)
+	if err != nil || len(units) != 1 || units[0].Claims[0].Namespace != "team-a" {
+		t.Errorf("%+v, %v", units, err)
+	}
+	if _, _, err := shadow.ReadUnits(s, "team-b", path); err == nil {
+		t.Error("a template of another namespace was taken")
 	}
 }

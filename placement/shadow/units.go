@@ -1,6 +1,7 @@
 package shadow
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 
@@ -19,9 +20,10 @@ import (
 
 // ReadUnits reads what is to be placed from manifests: claims, pods, and Deployments, StatefulSets, Jobs and
 // LLMInferenceServices with as many pods as they ask for. Claim templates are taken from the same files, else from the
-// snapshot. Objects of other kinds are returned by name as skipped. "-" is standard input.
-func ReadUnits(s *placement.Snapshot, paths ...string) (units []Unit, skipped []string, err error) {
-	r := &reader{snapshot: s, templates: map[string]*resourceapi.ResourceClaimTemplate{}, claims: map[string]*resourceapi.ResourceClaim{}, used: map[string]bool{}}
+// snapshot. Objects without a namespace are of the given one, as with kubectl. Objects of other kinds are returned by name as
+// skipped. "-" is standard input.
+func ReadUnits(s *placement.Snapshot, namespace string, paths ...string) (units []Unit, skipped []string, err error) {
+	r := &reader{snapshot: s, namespace: namespace, templates: map[string]*resourceapi.ResourceClaimTemplate{}, claims: map[string]*resourceapi.ResourceClaim{}, used: map[string]bool{}}
 	for _, path := range paths {
 		if err := placement.EachDocument(path, r.document); err != nil {
 			return nil, nil, fmt.Errorf("%s: %w", path, err)
@@ -41,6 +43,7 @@ func ReadUnits(s *placement.Snapshot, paths ...string) (units []Unit, skipped []
 
 type reader struct {
 	snapshot  *placement.Snapshot
+	namespace string // of objects that name none
 	templates map[string]*resourceapi.ResourceClaimTemplate
 	claims    map[string]*resourceapi.ResourceClaim
 	order     []string // of claims
@@ -59,6 +62,7 @@ func (r *reader) document(document []byte) error {
 		if err := json.Unmarshal(document, service); err != nil {
 			return err
 		}
+		service.Namespace = cmp.Or(service.Namespace, r.namespace)
 		return r.service(service)
 	}
 	object, _, err := scheme.Codecs.UniversalDeserializer().Decode(document, nil, nil)
@@ -68,6 +72,9 @@ func (r *reader) document(document []byte) error {
 	}
 	if err != nil {
 		return err
+	}
+	if named, ok := object.(metav1.Object); ok {
+		named.SetNamespace(cmp.Or(named.GetNamespace(), r.namespace))
 	}
 	switch object := object.(type) {
 	case *resourceapi.ResourceClaimTemplate:
