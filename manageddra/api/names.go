@@ -39,6 +39,7 @@ const (
 	ComponentWorkload = "llminferenceservice-workload"
 	ComponentPrefill  = "llminferenceservice-workload-prefill"
 	ComponentWorker   = "llminferenceservice-workload-worker"
+	ComponentLeader   = "llminferenceservice-workload-leader"
 	ComponentRouter   = "llminferenceservice-router"
 	Workload          = "workload"
 
@@ -47,7 +48,7 @@ const (
 	RolePrefill = "prefill"
 )
 
-// Conditions of a service. Those in capitals of KServe are its own; ClaimTemplateReady and DevicesAllocated are ours.
+// Conditions of a service: KServe's, and two that it does not have, ClaimTemplateReady and DevicesAllocated.
 const (
 	ConditionReady                = "Ready"
 	ConditionPresetsCombined      = "PresetsCombined"
@@ -64,28 +65,25 @@ const (
 )
 
 // ClaimTemplateName and those below are the names of the objects of a service.
-func ClaimTemplateName(service string) string     { return ChildName(service, "-managed-dra") }
-func DeploymentName(service string) string        { return ChildName(service, "-kserve") }
-func PrefillName(service string) string           { return ChildName(service, "-kserve-prefill") }
-func LeaderWorkerSetName(service string) string   { return ChildName(service, "-kserve-mn") }
-func PrefillWorkerSetName(service string) string  { return ChildName(service, "-kserve-mn-prefill") }
-func WorkloadServiceName(service string) string   { return ChildName(service, "-kserve-workload-svc") }
-func InferencePoolName(service string) string     { return ChildName(service, "-inference-pool") }
-func HTTPRouteName(service string) string         { return ChildName(service, "-kserve-route") }
-func EndpointPickerService(service string) string { return ChildName(service, "-epp-service") }
+func ClaimTemplateName(service string) string     { return childName(service, "-managed-dra") }
+func DeploymentName(service string) string        { return childName(service, "-kserve") }
+func PrefillName(service string) string           { return childName(service, "-kserve-prefill") }
+func LeaderWorkerSetName(service string) string   { return childName(service, "-kserve-mn") }
+func PrefillWorkerSetName(service string) string  { return childName(service, "-kserve-mn-prefill") }
+func WorkloadServiceName(service string) string   { return childName(service, "-kserve-workload-svc") }
+func InferencePoolName(service string) string     { return childName(service, "-inference-pool") }
+func HTTPRouteName(service string) string         { return childName(service, "-kserve-route") }
+func EndpointPickerService(service string) string { return childName(service, "-epp-service") }
 
-// ChildName is the name of an object that belongs to parent. Names that get too long for a label have their end replaced
-// by a hash, as knative.dev/pkg/kmeta does it, whose names KServe's users know.
-func ChildName(parent, suffix string) string {
+// childName is the name of an object that belongs to parent. Names that get too long for a label have their end replaced
+// by a hash, as knative.dev/pkg/kmeta does it, whose names KServe's users know. The suffixes are those above, all shorter
+// than what the hash leaves.
+func childName(parent, suffix string) string {
 	const longest = 63
 	if len(parent) <= longest-len(suffix) {
 		return parent + suffix
 	}
 	sum := md5.Sum([]byte(parent)) //nolint:gosec // no secret
 	hash := hex.EncodeToString(sum[:])
-	if head := longest - len(hash) - len(suffix); head > 0 {
-		return parent[:head] + hash + suffix
-	}
-	sum = md5.Sum([]byte(parent + suffix)) //nolint:gosec // no secret
-	return parent[:longest-len(hash)] + hex.EncodeToString(sum[:])
+	return parent[:longest-len(hash)-len(suffix)] + hash + suffix
 }

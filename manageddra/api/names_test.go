@@ -8,7 +8,7 @@ import (
 )
 
 // The long name is what KServe's own controller made of that service.
-func TestChildName(t *testing.T) {
+func TestClaimTemplateName(t *testing.T) {
 	for parent, want := range map[string]string{
 		"qwen":                  "qwen-managed-dra",
 		strings.Repeat("a", 51): strings.Repeat("a", 51) + "-managed-dra",

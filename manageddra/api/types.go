@@ -11,6 +11,9 @@ import (
 // GroupVersion is the version in which objects are stored and read.
 var GroupVersion = schema.GroupVersion{Group: "serving.kserve.io", Version: "v1alpha2"}
 
+// ServiceKind is what everything that a service has names as its owner.
+var ServiceKind = GroupVersion.WithKind("LLMInferenceService")
+
 // AddToScheme registers the types.
 func AddToScheme(scheme *runtime.Scheme) error {
 	scheme.AddKnownTypes(GroupVersion, &LLMInferenceService{}, &LLMInferenceServiceList{}, &LLMInferenceServiceConfig{}, &LLMInferenceServiceConfigList{})

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -24,6 +25,11 @@ const (
 	// appliedAnnotation has a hash of what was applied last, so that a field that is no longer wanted is noticed.
 	appliedAnnotation = "simgpu.dev/applied"
 )
+
+// owned are the owners of all that a service has: deleting it takes everything away.
+func owned(service *api.LLMInferenceService) []metav1.OwnerReference {
+	return []metav1.OwnerReference{*metav1.NewControllerRef(service, api.ServiceKind)}
+}
 
 // foreign is the problem with an object that has the name of ours and belongs to somebody else.
 func foreign(kind string, object client.Object) *problem {
@@ -86,7 +92,7 @@ func (r *reconciler) wanted(service *api.LLMInferenceService, object client.Obje
 	want := &unstructured.Unstructured{Object: content}
 	want.SetGroupVersionKind(kind)
 	want.SetNamespace(service.Namespace)
-	want.SetOwnerReferences([]metav1.OwnerReference{*metav1.NewControllerRef(service, api.GroupVersion.WithKind("LLMInferenceService"))})
+	want.SetOwnerReferences(owned(service))
 	annotations := want.GetAnnotations()
 	if annotations == nil {
 		annotations = map[string]string{}
@@ -140,14 +146,11 @@ func (r *reconciler) leaveReplicas(ctx context.Context, live, want *unstructured
 	return r.Apply(ctx, client.ApplyConfigurationFromUnstructured(keep), client.FieldOwner(fieldOwner+"-replicas"), client.ForceOwnership)
 }
 
-// owns is true if the controller has set that field.
+// owns is true if the controller has set that field; "" stands for any.
 func owns(object client.Object, field string) bool {
-	for _, entry := range object.GetManagedFields() {
-		if entry.Manager == fieldOwner && entry.FieldsV1 != nil && strings.Contains(entry.FieldsV1.GetRawString(), field) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(object.GetManagedFields(), func(entry metav1.ManagedFieldsEntry) bool {
+		return entry.Manager == fieldOwner && entry.FieldsV1 != nil && strings.Contains(entry.FieldsV1.GetRawString(), field)
+	})
 }
 
 // contains is true if all that is wanted is there. What is there beyond it, defaults and what others have set, does not

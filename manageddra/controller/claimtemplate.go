@@ -34,11 +34,8 @@ func (r *reconciler) claimTemplate(ctx context.Context, service *api.LLMInferenc
 		return r.remove(ctx, service, claimTemplateKind, name)
 	}
 	want := &resourceapi.ResourceClaimTemplate{
-		ObjectMeta: metav1.ObjectMeta{
-			Name: name, Namespace: service.Namespace,
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(service, api.GroupVersion.WithKind("LLMInferenceService"))},
-		},
-		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: request.ClaimSpec()},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: service.Namespace, OwnerReferences: owned(service)},
+		Spec:       resourceapi.ResourceClaimTemplateSpec{Spec: request.ClaimSpec()},
 	}
 	live := &resourceapi.ResourceClaimTemplate{}
 	switch err := r.Get(ctx, client.ObjectKeyFromObject(want), live); {
@@ -50,7 +47,7 @@ func (r *reconciler) claimTemplate(ctx context.Context, service *api.LLMInferenc
 		return errors.New("the claim template is being deleted: waiting for it to be gone")
 	case metav1.IsControlledBy(live, service) && equality.Semantic.DeepEqual(live.Spec, resourceapi.ResourceClaimTemplateSpec{Spec: withDefaults(request.ClaimSpec())}):
 		return nil
-	case metav1.GetControllerOf(live) == nil && wroteIt(live), metav1.IsControlledBy(live, service):
+	case metav1.GetControllerOf(live) == nil && owns(live, ""), metav1.IsControlledBy(live, service):
 		// Ours, changed or edited. The specification is immutable: the template makes place for another of its name. Claims
 		// that were made from it stay as they are.
 		if err := r.Delete(ctx, live, client.Preconditions{UID: &live.UID}); client.IgnoreNotFound(err) != nil {
@@ -83,14 +80,4 @@ func withDefaults(spec resourceapi.ResourceClaimSpec) resourceapi.ResourceClaimS
 		request.Exactly.Count = max(request.Exactly.Count, 1)
 	}
 	return spec
-}
-
-// wroteIt is true if the controller has made the template, whoever has taken its owner away since.
-func wroteIt(template *resourceapi.ResourceClaimTemplate) bool {
-	for _, entry := range template.ManagedFields {
-		if entry.Manager == fieldOwner {
-			return true
-		}
-	}
-	return false
 }

@@ -70,7 +70,7 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options)
 		return err
 	}
 	owner := handler.EnqueueRequestForOwner(mgr.GetScheme(), mgr.GetRESTMapper(), &api.LLMInferenceService{}, handler.OnlyControllerOwner())
-	for _, kind := range []schema.GroupVersionKind{appsv1.SchemeGroupVersion.WithKind("Deployment"), corev1.SchemeGroupVersion.WithKind("Service")} {
+	for _, kind := range []schema.GroupVersionKind{deploymentKind, serviceKind} {
 		if err := c.Watch(source.Kind(mgr.GetCache(), client.Object(ofKind(kind)), owner)); err != nil {
 			return err
 		}
@@ -97,7 +97,7 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options)
 
 // waitForAPI waits until LLMInferenceServices are served: right after their definition is created they are not.
 func waitForAPI(ctx context.Context, mgr manager.Manager) error {
-	kind := api.GroupVersion.WithKind("LLMInferenceService")
+	kind := api.ServiceKind
 	told := false
 	return wait.PollUntilContextCancel(ctx, time.Second, true, func(context.Context) (bool, error) {
 		_, err := mgr.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
@@ -211,7 +211,6 @@ func (r *reconciler) reconcile(ctx context.Context, service *api.LLMInferenceSer
 
 // workloads of both roles, and the Service.
 func (r *reconciler) workloads(ctx context.Context, service *api.LLMInferenceService, spec *api.ServiceSpec, request *annotations.Request, c *conditions) error {
-	deploymentKind := appsv1.SchemeGroupVersion.WithKind("Deployment")
 	var errs []error
 	if spec.Prefill == nil {
 		errs = append(errs, r.remove(ctx, service, deploymentKind, api.PrefillName(service.Name)), r.remove(ctx, service, workerSetKind, api.PrefillWorkerSetName(service.Name)))
@@ -236,19 +235,11 @@ func (r *reconciler) workloads(ctx context.Context, service *api.LLMInferenceSer
 			errs = append(errs, err)
 			continue
 		}
-		var status appsv1.Deployment
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(live.Object, &status); err != nil {
+		found := &appsv1.Deployment{}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(live.Object, found); err != nil {
 			return err
 		}
-		var list []deploymentCondition
-		for _, d := range status.Status.Conditions {
-			list = append(list, deploymentCondition{string(d.Type), d.Reason, d.Message, d.Status})
-		}
-		c.deploymentReady(ready, status.Generation, status.Status.ObservedGeneration, list)
-		// A Deployment that may be without its one pod during updates calls itself available without any.
-		if wanted := status.Spec.Replicas; wanted != nil && *wanted > 0 && status.Status.AvailableReplicas == 0 && c.find(ready).Status == corev1.ConditionTrue {
-			c.set(ready, corev1.ConditionFalse, "MinimumReplicasUnavailable", fmt.Sprintf("0 of %d replicas are available", *wanted))
-		}
+		c.deploymentReady(ready, found)
 	}
 	if _, err := r.apply(ctx, service, serviceOf(service)); err != nil {
 		c.fail(api.ConditionMainWorkloadReady, "ReconcileError", err)
@@ -322,7 +313,6 @@ func (r *reconciler) routes(ctx context.Context, service *api.LLMInferenceServic
 
 // stop removes everything that a service has.
 func (r *reconciler) stop(ctx context.Context, service *api.LLMInferenceService) error {
-	deployment := appsv1.SchemeGroupVersion.WithKind("Deployment")
 	var errs []error
 	for _, object := range []struct {
 		kind schema.GroupVersionKind
@@ -330,11 +320,11 @@ func (r *reconciler) stop(ctx context.Context, service *api.LLMInferenceService)
 	}{
 		{routeKind, api.HTTPRouteName(service.Name)},
 		{poolKind, api.InferencePoolName(service.Name)},
-		{deployment, api.DeploymentName(service.Name)},
-		{deployment, api.PrefillName(service.Name)},
+		{deploymentKind, api.DeploymentName(service.Name)},
+		{deploymentKind, api.PrefillName(service.Name)},
 		{workerSetKind, api.LeaderWorkerSetName(service.Name)},
 		{workerSetKind, api.PrefillWorkerSetName(service.Name)},
-		{corev1.SchemeGroupVersion.WithKind("Service"), api.WorkloadServiceName(service.Name)},
+		{serviceKind, api.WorkloadServiceName(service.Name)},
 		{claimTemplateKind, api.ClaimTemplateName(service.Name)},
 	} {
 		errs = append(errs, r.remove(ctx, service, object.kind, object.name))

@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/simgpu/simgpu/manageddra/api"
@@ -70,29 +73,27 @@ func (c *conditions) complete() {
 }
 
 // deploymentReady takes over what a Deployment says of itself.
-func (c *conditions) deploymentReady(kind string, generation, observed int64, list []deploymentCondition) {
-	find := func(kind string) *deploymentCondition {
-		if i := slices.IndexFunc(list, func(c deploymentCondition) bool { return c.Type == kind }); i >= 0 {
-			return &list[i]
+func (c *conditions) deploymentReady(kind string, d *appsv1.Deployment) {
+	find := func(kind appsv1.DeploymentConditionType) *appsv1.DeploymentCondition {
+		if i := slices.IndexFunc(d.Status.Conditions, func(c appsv1.DeploymentCondition) bool { return c.Type == kind }); i >= 0 {
+			return &d.Status.Conditions[i]
 		}
 		return nil
 	}
-	available, progressing := find("Available"), find("Progressing")
+	available, progressing := find(appsv1.DeploymentAvailable), find(appsv1.DeploymentProgressing)
 	switch {
-	case observed < generation || available == nil:
+	case d.Status.ObservedGeneration < d.Generation || available == nil:
 		c.set(kind, corev1.ConditionFalse, "Progressing", "the Deployment is being worked on")
 	case progressing != nil && progressing.Status == corev1.ConditionFalse:
 		c.set(kind, corev1.ConditionFalse, progressing.Reason, progressing.Message)
 	case available.Status != corev1.ConditionTrue:
 		c.set(kind, corev1.ConditionFalse, available.Reason, available.Message)
+	case ptr.Deref(d.Spec.Replicas, 0) > 0 && d.Status.AvailableReplicas == 0:
+		// One that may be without its only pod during updates calls itself available without any.
+		c.set(kind, corev1.ConditionFalse, "MinimumReplicasUnavailable", fmt.Sprintf("0 of %d replicas are available", *d.Spec.Replicas))
 	default:
 		c.ok(kind)
 	}
-}
-
-type deploymentCondition struct {
-	Type, Reason, Message string
-	Status                corev1.ConditionStatus
 }
 
 // writeStatus patches what has changed. A condition keeps its time for as long as its status is the same.
@@ -101,12 +102,7 @@ func (r *reconciler) writeStatus(ctx context.Context, service *api.LLMInferenceS
 	if ready := c.find(api.ConditionReady); ready != nil && ready.Reason != stopped {
 		status.URL = fmt.Sprintf("http://%s.%s.svc:%d", api.WorkloadServiceName(service.Name), service.Namespace, servingPort)
 	}
-	slices.SortFunc(status.Conditions, func(a, b api.Condition) int {
-		if a.Type < b.Type {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(status.Conditions, func(a, b api.Condition) int { return strings.Compare(a.Type, b.Type) })
 	was := conditions{list: service.Status.Conditions}
 	now := metav1.NewTime(time.Now().Truncate(time.Second))
 	for i := range status.Conditions {

@@ -99,13 +99,13 @@ func (r *reconciler) devices(ctx context.Context, service *api.LLMInferenceServi
 	}
 	sentences := map[types.UID]string{}
 	var worst *explain.Explanation
-	explanations := map[types.UID]*explain.Explanation{}
-	for _, pod := range pending {
+	explanations := make([]*explain.Explanation, len(pending))
+	for i, pod := range pending {
 		e, err := explain.Pod(ctx, snapshot, pod)
 		if err != nil {
 			return 0, fmt.Errorf("finding out why pod %s waits: %w", pod.Name, err)
 		}
-		sentences[pod.UID], explanations[pod.UID] = e.Sentence, e
+		sentences[pod.UID], explanations[i] = e.Sentence, e
 		if worst == nil || e.Outcome == explain.Broken && worst.Outcome != explain.Broken || worst.Outcome == explain.Fits {
 			worst = e
 		}
@@ -116,8 +116,8 @@ func (r *reconciler) devices(ctx context.Context, service *api.LLMInferenceServi
 	}
 	c.set(api.ConditionDevicesAllocated, corev1.ConditionFalse, reasonOf(worst.Outcome), message)
 	news := r.waiting.set(key, sentences)
-	for _, pod := range pending {
-		if e := explanations[pod.UID]; news[pod.UID] && e.Outcome != explain.Fits {
+	for i, pod := range pending {
+		if e := explanations[i]; news[pod.UID] && e.Outcome != explain.Fits {
 			r.tell(service, snapshot, pod, e)
 		}
 	}

@@ -20,7 +20,7 @@ func (r *reconciler) workerSet(service *api.LLMInferenceService, spec *api.Servi
 	leaderLabels := labelsOf(service.Name, spec, role)
 	workerLabels := labelsOf(service.Name, spec, role)
 	delete(workerLabels, api.LabelWorkload) // requests go to leaders
-	leaderLabels[api.LabelComponent], workerLabels[api.LabelComponent] = "llminferenceservice-workload-leader", api.ComponentWorker
+	leaderLabels[api.LabelComponent], workerLabels[api.LabelComponent] = api.ComponentLeader, api.ComponentWorker
 	if role.prefill {
 		leaderLabels[api.LabelComponent] += "-prefill"
 		workerLabels[api.LabelComponent] += "-prefill"

@@ -26,6 +26,12 @@ const (
 	mainContainer     = "main"
 )
 
+// The kinds of what every service has.
+var (
+	deploymentKind = appsv1.SchemeGroupVersion.WithKind("Deployment")
+	serviceKind    = corev1.SchemeGroupVersion.WithKind("Service")
+)
+
 // role is one of the two parts of a service: its main workload, and prefill.
 type role struct {
 	prefill    bool

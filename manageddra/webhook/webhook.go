@@ -17,7 +17,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	dracel "k8s.io/dynamic-resource-allocation/cel"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -50,8 +49,7 @@ func (v *Validator) Handle(ctx context.Context, request admission.Request) admis
 	}
 	warnings, errs := v.validate(ctx, service)
 	if len(errs) > 0 {
-		kind := schema.GroupKind{Group: api.GroupVersion.Group, Kind: "LLMInferenceService"}
-		status := apierrors.NewInvalid(kind, service.Name, errs).Status()
+		status := apierrors.NewInvalid(api.ServiceKind.GroupKind(), service.Name, errs).Status()
 		return admission.Response{AdmissionResponse: admissionv1.AdmissionResponse{Allowed: false, Result: &status, Warnings: warnings}}
 	}
 	return admission.Allowed("").WithWarnings(warnings...)

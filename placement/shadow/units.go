@@ -57,7 +57,7 @@ func (r *reader) document(document []byte) error {
 	if err := json.Unmarshal(document, &meta); err != nil {
 		return err
 	}
-	if meta.GroupVersionKind().Group == api.GroupVersion.Group && meta.Kind == "LLMInferenceService" {
+	if meta.GroupVersionKind().GroupKind() == api.ServiceKind.GroupKind() {
 		service := &api.LLMInferenceService{}
 		if err := json.Unmarshal(document, service); err != nil {
 			return err
