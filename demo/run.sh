@@ -4,7 +4,7 @@
 #   demo/run.sh up|down DEMO [auto|kind|local]
 #
 # A demo is a folder with a show.sh. It may have a values.yaml for the chart, and a demo.env that sets `nodes`, how many
-# it needs.
+# it needs, or `values`, where another demo has the same.
 #
 # The kinds of cluster differ in the functions <kind>_up, <kind>_load and <kind>_down below and in nothing else.
 # Every command that a user could type is shown before it runs.
@@ -18,7 +18,7 @@ action=$1 demo=$2 kind=${3:-auto}
 
 name=simgpu                                      # of the cluster, the namespace and the Helm release
 cluster=bin/simgpu-cluster
-nodes=1
+nodes=1 values=demo/$demo/values.yaml
 # shellcheck disable=SC1090 # the demo's own settings
 [ ! -f "demo/$demo/demo.env" ] || source "demo/$demo/demo.env"
 
@@ -92,10 +92,10 @@ up() {
   "${kind}_load" "$driver" "$modelserver"
 
   say "the driver: every node now has a GPU"
-  local values=()
-  [ ! -f "demo/$demo/values.yaml" ] || values=(--values "demo/$demo/values.yaml")
-  run helm upgrade --install $name deployments/helm/simgpu --namespace $name --create-namespace "${values[@]}" --wait --timeout 3m
-  if [ ${#values[@]} -gt 0 ]; then
+  local settings=()
+  [ ! -f "$values" ] || settings=(--values "$values")
+  run helm upgrade --install $name deployments/helm/simgpu --namespace $name --create-namespace "${settings[@]}" --wait --timeout 3m
+  if [ ${#settings[@]} -gt 0 ]; then
     # A driver that runs already would see another inventory within a minute or two.
     run kubectl --namespace $name rollout restart daemonset simgpu-kubelet-plugin
     run kubectl --namespace $name rollout status daemonset simgpu-kubelet-plugin --timeout 3m

@@ -1,29 +1,6 @@
-# Sourced by demo/run.sh: applies the manifests of this folder and shows what one should see. README.md says the same in words.
-namespace=llm-inference
+# Sourced by demo/run.sh.
 service=qwen2-7b-instruct-dra-minimal
-k() { run kubectl --namespace $namespace "$@"; }
-
-say "one node with two A100s, one with an H100"
-last=$(kubectl get nodes --selector '!node-role.kubernetes.io/control-plane' -o name | tail -1)
-run kubectl label --overwrite "${last:-$(kubectl get nodes -o name | tail -1)}" gpu=a100
-run kubectl --namespace "$DRIVER_NAMESPACE" rollout restart daemonset simgpu-kubelet-plugin
-run kubectl --namespace "$DRIVER_NAMESPACE" rollout status daemonset simgpu-kubelet-plugin --timeout 3m
-
-kubectl get namespace $namespace > /dev/null 2>&1 || run kubectl create namespace $namespace
-k apply -f demo/qwen-minimal/manifests
-k wait --for=condition=Ready llminferenceservice/$service --timeout 3m
-
-say "what the annotations have become"
-k get llminferenceservice -o wide
-k get resourceclaimtemplate $service-managed-dra -o yaml
-k get pods -l app.kubernetes.io/name=$service -o wide
-k get resourceclaims -o custom-columns='CLAIM:.metadata.name,NODE:.status.allocation.devices.results[*].pool,DEVICE:.status.allocation.devices.results[*].device,POD:.status.reservedFor[*].name'
-pod=$(kubectl --namespace $namespace get pods -l app.kubernetes.io/name=$service -o name | head -1)
-k get "$pod" -o jsonpath='{range .spec.containers[*]}{.name}: {.resources.claims}{"\n"}{end}'
-
-say "what the pod sees, and an answer through the Service"
-k exec "$pod" -c main -- nvidia-smi -L
-k exec "$pod" -c main -- vllm chat --url http://$service-kserve-workload-svc:8000/v1 --model-name Qwen/Qwen2.5-7B-Instruct --quick "What is Dynamic Resource Allocation?"
+source demo/managed-dra.sh
 
 next=(
   "kubectl -n $namespace annotate llmisvc $service serving.kserve.io/exp-dra-device-count=0 --overwrite   # refused"

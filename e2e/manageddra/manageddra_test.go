@@ -32,10 +32,19 @@ func TestMain(m *testing.M) {
 	harness.Main(m, &suite, harness.Config{Name: "manageddra", Nodes: 2, WithoutChart: true})
 }
 
-// install the chart as the demos have it, once.
+// install the chart as the demos have it.
 func install(t *testing.T) {
 	t.Helper()
-	content, err := os.ReadFile(suite.Path("demo/qwen-mig/values.yaml"))
+	suite.Kubectl(t, "label", "--overwrite", "node", suite.Cluster.Node(2).Name(), "gpu=a100")
+	if err := suite.InstallChart(t.Context(), demoValues(t, "qwen-mig")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// demoValues are those of the chart that a demo has.
+func demoValues(t *testing.T, demo string) map[string]any {
+	t.Helper()
+	content, err := os.ReadFile(suite.Path("demo/" + demo + "/values.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,10 +52,7 @@ func install(t *testing.T) {
 	if err := yaml.Unmarshal(content, &values); err != nil {
 		t.Fatal(err)
 	}
-	suite.Kubectl(t, "label", "--overwrite", "node", suite.Cluster.Node(2).Name(), "gpu=a100")
-	if err := suite.InstallChart(t.Context(), values); err != nil {
-		t.Fatal(err)
-	}
+	return values
 }
 
 // namespace for services, which are gone before it is.
@@ -540,15 +546,7 @@ func TestPlaceForetells(t *testing.T) {
 
 // TestPolicy applies the manifests of demo/policy: what is not approved is refused, with what is.
 func TestPolicy(t *testing.T) {
-	content, err := os.ReadFile(suite.Path("demo/policy/values.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var values map[string]any
-	if err := yaml.Unmarshal(content, &values); err != nil {
-		t.Fatal(err)
-	}
-	if err := suite.InstallChart(t.Context(), values); err != nil {
+	if err := suite.InstallChart(t.Context(), demoValues(t, "policy")); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

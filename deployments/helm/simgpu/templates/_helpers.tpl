@@ -31,6 +31,11 @@ app.kubernetes.io/component: kubelet-plugin
 
 {{- define "simgpu.labels" -}}
 {{ include "simgpu.selectorLabels" . }}
+{{ include "simgpu.releaseLabels" . }}
+{{- end -}}
+
+{{/* What all objects have, of whatever component. */}}
+{{- define "simgpu.releaseLabels" -}}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
@@ -103,7 +108,5 @@ app.kubernetes.io/component: managed-dra-controller
 
 {{- define "simgpu.managedDRALabels" -}}
 {{ include "simgpu.managedDRASelectorLabels" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{ include "simgpu.releaseLabels" . }}
 {{- end -}}
