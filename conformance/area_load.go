@@ -121,7 +121,7 @@ func checkManyClaims(t *T) {
 		for i := range claim.Status.Allocation.Devices.Results {
 			claim.Status.Allocation.Devices.Results[i].AdminAccess = ptr.To(true)
 		}
-		claim, err := t.admin.ResourceV1().ResourceClaims(namespace).UpdateStatus(t.ctx, claim, metav1.UpdateOptions{})
+		claim, err := t.admin.ResourceV1().ResourceClaims(t.namespace).UpdateStatus(t.ctx, claim, metav1.UpdateOptions{})
 		t.must(err)
 		claims = append(claims, claim)
 	}

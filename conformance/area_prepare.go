@@ -449,7 +449,7 @@ func checkUnallocatedClaim(t *T) {
 }
 
 func checkMissingClaim(t *T) {
-	t.refused("a claim that does not exist", &drapb.Claim{Namespace: namespace, Name: uniqueName("missing"), Uid: string(uuid.NewUUID())})
+	t.refused("a claim that does not exist", &drapb.Claim{Namespace: t.namespace, Name: uniqueName("missing"), Uid: string(uuid.NewUUID())})
 }
 
 func checkReplacedClaim(t *T) {
@@ -470,7 +470,7 @@ func checkOtherDrivers(t *T) {
 
 // rewriteAllocation replaces the allocation of a claim. The API allows no change, so it is removed first.
 func (t *T) rewriteAllocation(claim *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
-	claims := t.admin.ResourceV1().ResourceClaims(namespace)
+	claims := t.admin.ResourceV1().ResourceClaims(t.namespace)
 	current, err := claims.Get(t.ctx, claim.Name, metav1.GetOptions{})
 	t.must(err)
 	reserved := current.Status.ReservedFor
@@ -500,7 +500,7 @@ func checkNoDeviceTwice(t *T) {
 	t.prepareOne(first)
 	second := t.newClaim()
 	second.Status.Allocation = first.Status.Allocation.DeepCopy()
-	second, err := t.admin.ResourceV1().ResourceClaims(namespace).UpdateStatus(t.ctx, second, metav1.UpdateOptions{})
+	second, err := t.admin.ResourceV1().ResourceClaims(t.namespace).UpdateStatus(t.ctx, second, metav1.UpdateOptions{})
 	t.must(err)
 	t.refused("a second claim for the device", reference(second))
 	// The first one must not have suffered.
@@ -517,7 +517,7 @@ func checkAdminAccess(t *T) {
 	for i := range second.Status.Allocation.Devices.Results {
 		second.Status.Allocation.Devices.Results[i].AdminAccess = ptr.To(true)
 	}
-	second, err := t.admin.ResourceV1().ResourceClaims(namespace).UpdateStatus(t.ctx, second, metav1.UpdateOptions{})
+	second, err := t.admin.ResourceV1().ResourceClaims(t.namespace).UpdateStatus(t.ctx, second, metav1.UpdateOptions{})
 	t.must(err)
 	t.compareDevices(second, t.prepareOne(second))
 	t.unprepare(second)

@@ -206,8 +206,8 @@ func checkOwnNode(t *T) {
 	for _, s := range t.published() {
 		switch {
 		case s.Spec.NodeName == nil:
-		case *s.Spec.NodeName != nodeName:
-			t.Errorf("%s is for node %s; the driver runs on %s", s.Name, *s.Spec.NodeName, nodeName)
+		case *s.Spec.NodeName != t.nodeName:
+			t.Errorf("%s is for node %s; the driver runs on %s", s.Name, *s.Spec.NodeName, t.nodeName)
 		default:
 			local = true
 		}
@@ -218,14 +218,14 @@ func checkOwnNode(t *T) {
 }
 
 func checkOwner(t *T) {
-	node, err := t.admin.CoreV1().Nodes().Get(t.ctx, nodeName, metav1.GetOptions{})
+	node, err := t.admin.CoreV1().Nodes().Get(t.ctx, t.nodeName, metav1.GetOptions{})
 	t.must(err)
 	for _, s := range t.published() {
 		if s.Spec.NodeName == nil {
 			continue
 		}
 		if !slices.ContainsFunc(s.OwnerReferences, func(r metav1.OwnerReference) bool { return r.Kind == "Node" && r.UID == node.UID }) {
-			t.Errorf("%s is not owned by Node %s", s.Name, nodeName)
+			t.Errorf("%s is not owned by Node %s", s.Name, t.nodeName)
 		}
 	}
 }
@@ -435,7 +435,7 @@ func checkStableOverRestart(t *T) {
 func checkRecreated(t *T) {
 	t.settle()
 	before := devicesOf(t.published())
-	t.must(t.admin.ResourceV1().ResourceSlices().DeleteCollection(t.ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorDriver + "=" + t.vars.DriverName}))
+	t.must(t.deleteSlices(t.ctx, resourceapi.ResourceSliceSelectorDriver+"="+t.vars.DriverName))
 	t.awaitDevices(before)
 }
 

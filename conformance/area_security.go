@@ -48,7 +48,7 @@ func securityChecks() []Check {
 
 func checkForeignSlices(t *T) {
 	var foreign []*resourceapi.ResourceSlice
-	for _, s := range []struct{ driver, node string }{{t.vars.DriverName, "other-node"}, {"other.example.com", nodeName}, {"other.example.com", "other-node"}} {
+	for _, s := range []struct{ driver, node string }{{t.vars.DriverName, t.neighbour()}, {"other.example.com", t.nodeName}, {"other.example.com", t.neighbour()}} {
 		created, err := t.admin.ResourceV1().ResourceSlices().Create(t.ctx, &resourceapi.ResourceSlice{
 			ObjectMeta: metav1.ObjectMeta{Name: uniqueName("foreign")},
 			Spec: resourceapi.ResourceSliceSpec{

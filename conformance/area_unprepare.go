@@ -99,7 +99,7 @@ func checkRemovesSpec(t *T) {
 }
 
 func checkUnprepareUnknown(t *T) {
-	claim := &drapb.Claim{Namespace: namespace, Name: uniqueName("unknown"), Uid: string(uuid.NewUUID())}
+	claim := &drapb.Claim{Namespace: t.namespace, Name: uniqueName("unknown"), Uid: string(uuid.NewUUID())}
 	response, err := t.tryUnprepare(t.plugin(), claim)
 	switch {
 	case err != nil:

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Level says how binding a rule is.
@@ -45,7 +46,9 @@ type Check struct {
 	// Fix says what the author of a driver that fails should look at.
 	Fix string
 
-	run func(*T)
+	// takes is roughly how long a driver that passes keeps the check waiting, where that is long.
+	takes time.Duration
+	run   func(*T)
 }
 
 // Checks returns all checks in the order in which they run: by area, and within an area from what others rest on to what

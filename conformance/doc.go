@@ -10,7 +10,8 @@
 //
 //	check.go   what a check is, and the list of them
 //	t.go       what a check works with
-//	testbed.go the node that the driver is on: folders, API server, kubelet, the driver's process
+//	cluster.go what the nodes of a run have in common: the API server, and what drivers may do there
+//	testbed.go a node that the driver is on: folders, kubelet, the driver's process
 //	run.go     which checks run, in which order, and what is put right between them
 //	report.go  results as a table, JSON and JUnit XML
 //	profile.go what to know about a driver

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -182,6 +183,18 @@ var (
 	impatient = times{patience: 6 * time.Second, late: 8 * time.Second, quiet: 2 * time.Second, claims: 40, cycles: 40}
 )
 
+// nodes are on how many nodes mutants are tested side by side. They wait most of the time, so there are more of them than
+// processors.
+const nodes = 8
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if err := flag.Set("test.parallel", strconv.Itoa(nodes)); err != nil {
+		panic(err)
+	}
+	os.Exit(m.Run())
+}
+
 // One test, so that the API server is started once.
 func TestMutants(t *testing.T) {
 	silence()
@@ -193,21 +206,22 @@ func TestMutants(t *testing.T) {
 		}
 		return parsed
 	}
-	opts := Options{Profile: mutantProfile, Roles: mutantRoles}
-	bed, err := startTestbed(t.Context(), shortDir(t), command(""), opts)
+	opts := Options{Profile: mutantProfile, Roles: mutantRoles, Progress: io.Discard}
+	c, err := startCluster(t.Context(), shortDir(t), nodes, command(""), opts)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer bed.stop()
+	defer c.stop()
 
 	t.Run("none", func(t *testing.T) {
-		bed.times = quick
-		r := &runner{bed: bed, opts: opts, fresh: true}
-		for _, check := range Checks() {
-			result, err := r.run(t.Context(), check)
-			if err != nil {
-				t.Fatal(err)
-			}
+		for _, bed := range c.testbeds {
+			bed.times = quick
+		}
+		results, err := c.runAll(t.Context(), Checks(), opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, result := range results {
 			t.Logf("%5.1fs %s", result.Duration.Seconds(), result.Check)
 			if result.Outcome != Passed {
 				t.Errorf("%s %s: %s", result.Check, result.Outcome, strings.Join(result.Messages, "\n"))
@@ -225,30 +239,39 @@ func TestMutants(t *testing.T) {
 			t.Errorf("the mutant driver has no fault %s", fault)
 		}
 	}
-	bed.times = impatient
-	for _, fault := range faults {
-		t.Run(fault, func(t *testing.T) {
-			name, known := catches[fault]
-			if !known {
-				t.Fatal("no check is named for this fault")
-			}
-			check, err := FindCheck(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			bed.command = command(fault)
-			bed.since = time.Now()
-			r := &runner{bed: bed, opts: opts, fresh: true}
-			result, err := r.run(t.Context(), check)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if result.Outcome != Failed {
-				t.Errorf("%s %s %s", name, result.Outcome, strings.Join(result.Messages, "\n"))
-			}
-			t.Log(strings.Join(result.Messages, "\n"))
-		})
+	free := make(chan *testbed, nodes)
+	for _, bed := range c.testbeds {
+		bed.times = impatient
+		free <- bed
 	}
+	t.Run("faults", func(t *testing.T) { // ends when all that are parallel have ended
+		for _, fault := range faults {
+			t.Run(fault, func(t *testing.T) {
+				t.Parallel()
+				name, known := catches[fault]
+				if !known {
+					t.Fatal("no check is named for this fault")
+				}
+				check, err := FindCheck(name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				bed := <-free
+				defer func() { free <- bed }()
+				bed.command = command(fault)
+				bed.since = time.Now()
+				r := &runner{bed: bed, opts: opts, fresh: true}
+				result, err := r.run(t.Context(), check)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if result.Outcome != Failed {
+					t.Errorf("%s %s %s", name, result.Outcome, strings.Join(result.Messages, "\n"))
+				}
+				t.Log(strings.Join(result.Messages, "\n"))
+			})
+		}
+	})
 }
 
 func raw(objects ...string) []json.RawMessage {

@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -31,6 +33,8 @@ type Options struct {
 	Roles []rbacv1.ClusterRole
 	// Dir is where the node lives; "" is a new folder for temporary files. Keep it short: the driver's sockets are in it.
 	Dir string
+	// Nodes is on how many nodes checks are made side by side, each with a driver of its own on this machine; 0 is one.
+	Nodes int
 	// Progress is told what goes on; nil: nobody is.
 	Progress io.Writer
 	// Log gets the driver's output; nil: nobody does.
@@ -71,33 +75,100 @@ func Run(ctx context.Context, opts Options) (*Report, error) {
 		return nil, err
 	}
 
+	if opts.Log != nil {
+		opts.Log = &locked{to: opts.Log}
+	}
+
 	start := time.Now()
 	fmt.Fprintln(opts.Progress, "Starting etcd and the API server")
-	bed, err := startTestbed(ctx, opts.Dir, command, opts)
+	c, err := startCluster(ctx, opts.Dir, min(max(opts.Nodes, 1), len(checks)), command, opts)
 	if err != nil {
 		return nil, err
 	}
-	defer bed.stop()
-	r := &runner{bed: bed, opts: opts, fresh: true}
+	defer c.stop()
 	report := &Report{}
-	for i, check := range checks {
-		if err := ctx.Err(); err != nil {
-			return report, err
-		}
-		fmt.Fprintf(opts.Progress, "[%d/%d] %s ", i+1, len(checks), check.Name)
-		result, err := r.run(ctx, check)
-		if err != nil {
-			fmt.Fprintln(opts.Progress)
-			return report, err
-		}
-		fmt.Fprintf(opts.Progress, "%s (%.1fs)\n", result.Outcome, result.Duration.Seconds())
-		report.Results = append(report.Results, result)
-	}
-	report.Driver, report.Duration = bed.vars.DriverName, time.Since(start)
+	report.Results, err = c.runAll(ctx, checks, opts)
+	report.Driver, report.Duration = c.testbeds[0].vars.DriverName, time.Since(start)
 	if version := kubernetesVersion(); version != nil {
 		report.Kubernetes = version.GitVersion
 	}
-	return report, nil
+	return report, err
+}
+
+// runAll runs the checks on all nodes, each on the next that is free. The results are in the order of the checks, and
+// those that were made even if there is an error.
+func (c *cluster) runAll(ctx context.Context, checks []Check, opts Options) ([]Result, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	results := make([]*Result, len(checks))
+	next := make(chan int)
+	var mu sync.Mutex // guards what is told, and how much is done
+	done := 0
+	var nodes sync.WaitGroup
+	for _, bed := range c.testbeds {
+		nodes.Go(func() {
+			r := &runner{bed: bed, opts: opts, fresh: true}
+			for i := range next {
+				if len(c.testbeds) == 1 {
+					fmt.Fprintf(opts.Progress, "[%d/%d] %s ", done+1, len(checks), checks[i].Name)
+				}
+				result, err := r.run(ctx, checks[i])
+				if err != nil {
+					cancel(err)
+					return
+				}
+				mu.Lock()
+				results[i] = &result
+				done++
+				if len(c.testbeds) > 1 {
+					fmt.Fprintf(opts.Progress, "[%d/%d] %s ", done, len(checks), result.Check)
+				}
+				fmt.Fprintf(opts.Progress, "%s (%.1fs)\n", result.Outcome, result.Duration.Seconds())
+				mu.Unlock()
+			}
+		})
+	}
+	for _, i := range c.order(checks) {
+		select {
+		case next <- i:
+		case <-ctx.Done():
+		}
+	}
+	close(next)
+	nodes.Wait()
+	var made []Result
+	for _, result := range results {
+		if result != nil {
+			made = append(made, *result)
+		}
+	}
+	return made, context.Cause(ctx)
+}
+
+// order is in which order the checks are begun: as they are, but with several nodes those first that take long, so that
+// the others do not wait for them in the end.
+func (c *cluster) order(checks []Check) []int {
+	order := make([]int, len(checks))
+	for i := range order {
+		order[i] = i
+	}
+	if len(c.testbeds) > 1 {
+		slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(checks[b].takes, checks[a].takes) })
+	}
+	return order
+}
+
+// locked is a writer for several at a time.
+type locked struct {
+	mu sync.Mutex
+	to io.Writer
+}
+
+// Write implements [io.Writer].
+func (l *locked) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.to.Write(p)
 }
 
 // runner runs one check after the other.

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/uuid"
@@ -176,7 +177,7 @@ func (b *testbed) slices(ctx context.Context) ([]resourceapi.ResourceSlice, erro
 	if err != nil {
 		return nil, err
 	}
-	return list.Items, nil
+	return slices.DeleteFunc(list.Items, func(slice resourceapi.ResourceSlice) bool { return !b.concerns(&slice) }), nil
 }
 
 // complete is nil if every pool has all slices of its newest generation.
@@ -322,19 +323,21 @@ func (t *T) makeClass() {
 			Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: selector}}},
 		},
 	}, metav1.CreateOptions{})
-	t.must(err)
+	if !apierrors.IsAlreadyExists(err) { // made for another node meanwhile
+		t.must(err)
+	}
 }
 
 // newClaim creates a claim for one device, or what the options make of it.
 func (t *T) newClaim(options ...claimOption) *resourceapi.ResourceClaim {
 	claim := &resourceapi.ResourceClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: uniqueName("claim")},
+		ObjectMeta: metav1.ObjectMeta{Namespace: t.namespace, Name: uniqueName("claim")},
 		Spec:       resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "device", Exactly: t.request()}}}},
 	}
 	for _, option := range options {
 		option(claim)
 	}
-	created, err := t.admin.ResourceV1().ResourceClaims(namespace).Create(t.ctx, claim, metav1.CreateOptions{})
+	created, err := t.admin.ResourceV1().ResourceClaims(t.namespace).Create(t.ctx, claim, metav1.CreateOptions{})
 	t.must(err)
 	return created
 }
@@ -356,8 +359,8 @@ func (t *T) tryWorkload(options ...claimOption) (workload, error) {
 // schedule makes a pod for claims and allocates those that have no allocation.
 func (t *T) schedule(claims ...*resourceapi.ResourceClaim) (workload, error) {
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: uniqueName("pod"), UID: uuid.NewUUID()},
-		Spec:       corev1.PodSpec{NodeName: nodeName, Containers: []corev1.Container{{Name: "main"}}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: t.namespace, Name: uniqueName("pod"), UID: uuid.NewUUID()},
+		Spec:       corev1.PodSpec{NodeName: t.nodeName, Containers: []corev1.Container{{Name: "main"}}},
 	}
 	for _, claim := range claims {
 		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{Name: claim.Name, ResourceClaimName: &claim.Name})

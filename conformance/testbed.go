@@ -7,47 +7,22 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime/debug"
-	"strings"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/apimachinery/pkg/util/uuid"
-	apiversion "k8s.io/apimachinery/pkg/version"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/simgpu/simgpu/conformance/internal/apiproxy"
-	"github.com/simgpu/simgpu/conformance/internal/controlplane"
 	"github.com/simgpu/simgpu/conformance/internal/kubelet"
 	"github.com/simgpu/simgpu/conformance/internal/process"
 	"github.com/simgpu/simgpu/conformance/internal/scheduler"
 )
-
-const (
-	nodeName  = "conformance-node"
-	namespace = "dra-conformance"
-	// account is the service account that the driver works with.
-	account = "driver"
-)
-
-// gates are the feature gates that a driver may need and that are off by default.
-var gates = map[string]bool{
-	"DRADerivedAttributes":         true,
-	"DRADeviceCompatibilityGroups": true,
-	"DRAListTypeAttributes":        true,
-	"DRAOptionalNodeOperations":    true,
-	"DRAPartitionableDevicesType":  true,
-	"DRAResourcePoolStatus":        true,
-}
 
 // times are how long things may take.
 type times struct {
@@ -65,15 +40,16 @@ func defaultTimes() times {
 	return times{patience: 30 * time.Second, late: 75 * time.Second, quiet: 5 * time.Second, claims: 256, cycles: 200}
 }
 
-// testbed is the node that the driver under test is on.
+// testbed is a node that the driver under test is on: a Node, a namespace for its claims, a service account for the
+// driver and a way of its own to the API server, and folders. Nothing that happens on one concerns another.
 type testbed struct {
-	control   *controlplane.ControlPlane
+	*cluster
 	proxy     *apiproxy.Proxy
-	admin     kubernetes.Interface
 	scheduler *scheduler.Scheduler
 	command   *process.Command
 	log       io.Writer // everything the driver says
-	roles     []rbacv1.ClusterRole
+	nodeName  string
+	namespace string
 
 	dir     string
 	times   times
@@ -86,119 +62,78 @@ type testbed struct {
 	generation int
 }
 
-// startTestbed starts everything but the kubelet and the driver.
-func startTestbed(ctx context.Context, dir string, command *process.Command, opts Options) (_ *testbed, err error) {
-	b := &testbed{command: command, log: opts.Log, roles: opts.Roles, dir: dir, times: defaultTimes()}
-	defer func() {
-		if err != nil {
-			b.stop()
-		}
-	}()
-	if b.control, err = controlplane.Start(ctx, filepath.Join(dir, "control-plane"), controlplane.Options{
-		FeatureGates:  gates,
-		RuntimeConfig: map[string]string{"resource.k8s.io/v1alpha3": "true"},
-	}); err != nil {
+// newTestbed makes the node. Neither a kubelet nor a driver run on it yet.
+func newTestbed(ctx context.Context, c *cluster, dir string, number int, command *process.Command, opts Options) (*testbed, error) {
+	b := &testbed{
+		cluster: c, command: command, log: opts.Log, dir: dir, times: defaultTimes(),
+		nodeName: fmt.Sprintf("conformance-node-%d", number), namespace: fmt.Sprintf("dra-conformance-%d", number),
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
-	if b.admin, err = kubernetes.NewForConfig(b.control.Admin); err != nil {
-		return nil, err
+	b.scheduler = scheduler.New(b.admin, b.nodeName)
+	b.vars = process.Vars{
+		Kubeconfig: filepath.Join(dir, "kubeconfig"), NodeName: b.nodeName, Namespace: b.namespace, DriverName: opts.Profile.DriverName,
+		AdminKubeconfig: filepath.Join(dir, "admin.kubeconfig"),
 	}
+	var err error
 	if b.proxy, err = apiproxy.Start(b.control.Admin, kubernetesVersion()); err != nil {
 		return nil, err
 	}
-	b.scheduler = scheduler.New(b.admin, nodeName)
-	b.vars = process.Vars{
-		Kubeconfig: filepath.Join(dir, "kubeconfig"), NodeName: nodeName, Namespace: namespace, DriverName: opts.Profile.DriverName,
-		AdminKubeconfig: filepath.Join(dir, "admin.kubeconfig"),
+	if err := b.populate(ctx); err != nil {
+		b.stop()
+		return nil, err
 	}
-	return b, b.populate(ctx)
+	return b, nil
 }
 
-// kubernetesVersion is the version of the Kubernetes code in this program: the API server itself knows its version only in
-// official builds.
-func kubernetesVersion() *apiversion.Info {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return nil
+// neighbour is the name of a node that does not exist, for slices that are none of the driver's business.
+func (b *testbed) neighbour() string { return b.nodeName + ".neighbour" }
+
+// concerns is true for slices that are for this node or for no node of the run.
+func (b *testbed) concerns(slice *resourceapi.ResourceSlice) bool {
+	if slice.Spec.NodeName == nil {
+		return true
 	}
-	for _, module := range info.Deps {
-		if module.Path != "k8s.io/kubernetes" {
-			continue
-		}
-		numbers := strings.SplitN(strings.TrimPrefix(module.Version, "v"), ".", 3)
-		if len(numbers) == 3 {
-			return &apiversion.Info{Major: numbers[0], Minor: numbers[1], GitVersion: module.Version, GitTreeState: "clean"}
+	for _, other := range b.testbeds {
+		if other != b && (*slice.Spec.NodeName == other.nodeName || *slice.Spec.NodeName == other.neighbour()) {
+			return false
 		}
 	}
-	return nil
+	return true
 }
 
 // populate makes the objects that every check needs, and the kubeconfig of the driver.
 func (b *testbed) populate(ctx context.Context) error {
-	meta := metav1.ObjectMeta{Name: namespace, Labels: map[string]string{"resource.kubernetes.io/admin-access": "true"}}
+	meta := metav1.ObjectMeta{Name: b.namespace, Labels: map[string]string{"resource.kubernetes.io/admin-access": "true"}}
 	if _, err := b.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: meta}, metav1.CreateOptions{}); err != nil {
 		return err
 	}
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, Labels: map[string]string{corev1.LabelHostname: nodeName, corev1.LabelOSStable: "linux"}}}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: b.nodeName, Labels: map[string]string{corev1.LabelHostname: b.nodeName, corev1.LabelOSStable: "linux"}}}
 	node, err := b.admin.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
 	if err != nil {
 		return err
 	}
-	if _, err := b.admin.CoreV1().ServiceAccounts(namespace).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: account}}, metav1.CreateOptions{}); err != nil {
+	accounts := b.admin.CoreV1().ServiceAccounts(b.namespace)
+	if _, err := accounts.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: account}}, metav1.CreateOptions{}); err != nil {
 		return err
 	}
-	if err := b.authorize(ctx); err != nil {
+	if err := b.authorize(ctx, b.namespace); err != nil {
 		return fmt.Errorf("give the driver its roles: %w", err)
 	}
-	if err := writeKubeconfig(b.vars.AdminKubeconfig, b.control.Admin); err != nil {
+	if err := writeKubeconfig(b.vars.AdminKubeconfig, b.namespace, b.control.Admin); err != nil {
 		return err
 	}
 	// Bound to the node, like the token of a pod that runs on it.
-	token, err := b.admin.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, account, &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+	token, err := accounts.CreateToken(ctx, account, &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
 		BoundObjectRef: &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID},
 	}}, metav1.CreateOptions{})
 	if err != nil {
 		return fmt.Errorf("token for the driver: %w", err)
 	}
-	return writeKubeconfig(b.vars.Kubeconfig, &rest.Config{
+	return writeKubeconfig(b.vars.Kubeconfig, b.namespace, &rest.Config{
 		Host: b.proxy.URL, BearerToken: token.Status.Token, TLSClientConfig: rest.TLSClientConfig{CAData: b.proxy.CA},
 	})
-}
-
-// authorize gives the driver the roles that it asks for, or else all rights.
-func (b *testbed) authorize(ctx context.Context) error {
-	roles := []string{"cluster-admin"}
-	if len(b.roles) > 0 {
-		roles = nil
-	}
-	for i, role := range b.roles {
-		role = rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("dra-conformance-driver-%d", i)}, Rules: role.Rules}
-		if _, err := b.admin.RbacV1().ClusterRoles().Create(ctx, &role, metav1.CreateOptions{}); err != nil {
-			return err
-		}
-		roles = append(roles, role.Name)
-	}
-	for i, role := range roles {
-		binding := &rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("dra-conformance-driver-%d", i)},
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
-			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: account}},
-		}
-		if _, err := b.admin.RbacV1().ClusterRoleBindings().Create(ctx, binding, metav1.CreateOptions{}); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func writeKubeconfig(file string, config *rest.Config) error {
-	const name = "dra-conformance"
-	c := clientcmdapi.NewConfig()
-	c.Clusters[name] = &clientcmdapi.Cluster{Server: config.Host, CertificateAuthorityData: config.CAData}
-	c.AuthInfos[name] = &clientcmdapi.AuthInfo{Token: config.BearerToken}
-	c.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name, Namespace: namespace}
-	c.CurrentContext = name
-	return clientcmd.WriteToFile(*c, file)
 }
 
 // renew gives the driver an empty node: no driver runs, no folder holds anything, no slice and claim is in the API.
@@ -223,7 +158,7 @@ func (b *testbed) renew(ctx context.Context) error {
 	if err := os.RemoveAll(old); err != nil {
 		return err
 	}
-	if err := b.admin.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+	if err := b.deleteSlices(ctx, ""); err != nil {
 		return err
 	}
 	if err := b.deleteClaims(ctx); err != nil {
@@ -232,9 +167,27 @@ func (b *testbed) renew(ctx context.Context) error {
 	return b.startKubelet(ctx)
 }
 
+// deleteSlices removes the slices that concern this node and that the field selector picks.
+func (b *testbed) deleteSlices(ctx context.Context, selector string) error {
+	published := b.admin.ResourceV1().ResourceSlices()
+	list, err := published.List(ctx, metav1.ListOptions{FieldSelector: selector})
+	if err != nil {
+		return err
+	}
+	for i := range list.Items {
+		if !b.concerns(&list.Items[i]) {
+			continue
+		}
+		if err := published.Delete(ctx, list.Items[i].Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
+	}
+	return nil
+}
+
 // deleteClaims removes every claim, whatever holds it back.
 func (b *testbed) deleteClaims(ctx context.Context) error {
-	claims := b.admin.ResourceV1().ResourceClaims(namespace)
+	claims := b.admin.ResourceV1().ResourceClaims(b.namespace)
 	list, err := claims.List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
@@ -249,7 +202,7 @@ func (b *testbed) deleteClaims(ctx context.Context) error {
 
 // deleteClaim does what the controller for claims and the garbage collector do once no pod uses a claim.
 func (b *testbed) deleteClaim(ctx context.Context, name string) error {
-	claims := b.admin.ResourceV1().ResourceClaims(namespace)
+	claims := b.admin.ResourceV1().ResourceClaims(b.namespace)
 	for {
 		claim, err := claims.Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
@@ -277,7 +230,7 @@ func (b *testbed) deleteClaim(ctx context.Context, name string) error {
 
 func (b *testbed) startKubelet(ctx context.Context, pods ...*corev1.Pod) (err error) {
 	b.kubelet, err = kubelet.Start(ctx, kubelet.Config{
-		NodeName: nodeName, Client: b.admin, RegistryDir: b.vars.RegistryDir, StateDir: filepath.Join(filepath.Dir(b.vars.RegistryDir), "kubelet"),
+		NodeName: b.nodeName, Client: b.admin, RegistryDir: b.vars.RegistryDir, StateDir: filepath.Join(filepath.Dir(b.vars.RegistryDir), "kubelet"),
 	}, pods...)
 	return err
 }
@@ -304,12 +257,7 @@ func (b *testbed) stopNode() {
 
 func (b *testbed) stop() {
 	b.stopNode()
-	if b.proxy != nil {
-		b.proxy.Stop()
-	}
-	if b.control != nil {
-		b.control.Stop()
-	}
+	b.proxy.Stop()
 }
 
 // uniqueName returns a name that no other object of the run has.
@@ -334,7 +282,7 @@ func eventually(ctx context.Context, within time.Duration, check func() error) e
 
 // claims are all claims that checks have made and that are still in the API.
 func (b *testbed) claims(ctx context.Context) ([]*resourceapi.ResourceClaim, error) {
-	list, err := b.admin.ResourceV1().ResourceClaims(namespace).List(ctx, metav1.ListOptions{})
+	list, err := b.admin.ResourceV1().ResourceClaims(b.namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
 	}

@@ -90,6 +90,7 @@ func newExplainCommand() *cobra.Command {
 type runFlags struct {
 	command, profile, rbac, focus, skip, level string
 	junit, json, reportDir                     string
+	nodes                                      int
 	verbosity                                  int
 }
 
@@ -122,6 +123,7 @@ NODE_NAME, KUBECONFIG, NAMESPACE and POD_UID are set in its environment.`,
 	flags.StringVar(&f.focus, "focus", "", "run checks with a name that this regular expression matches")
 	flags.StringVar(&f.skip, "skip", "", "leave out checks with a name that this regular expression matches")
 	flags.StringVar(&f.level, "level", "may", "weakest level of the checks to run: must, should or may")
+	flags.IntVar(&f.nodes, "nodes", 1, "make checks on so many nodes side by side; the driver is started once for each, on this machine")
 	flags.StringVar(&f.junit, "junit", "", "write the results to this file as JUnit XML")
 	flags.StringVar(&f.json, "json", "", "write the results to this file as JSON")
 	flags.StringVar(&f.reportDir, "report-dir", "", "write report.txt, report.json, junit.xml, driver.log and kubernetes.log to this folder")
@@ -133,7 +135,7 @@ NODE_NAME, KUBECONFIG, NAMESPACE and POD_UID are set in its environment.`,
 }
 
 func run(ctx context.Context, f runFlags, stdout, stderr io.Writer) error {
-	opts := conformance.Options{DriverCommand: f.command, Progress: stderr}
+	opts := conformance.Options{DriverCommand: f.command, Nodes: f.nodes, Progress: stderr}
 	var err error
 	if opts.Level, err = conformance.ParseLevel(f.level); err != nil {
 		return err

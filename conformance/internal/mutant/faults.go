@@ -102,15 +102,7 @@ func (d *driver) intercept(ctx context.Context, request any, info *grpc.UnarySer
 	case *registerapi.PluginInfo:
 		d.distortInfo(r)
 	case *registerapi.RegistrationStatusResponse:
-		switch n := notifications.Add(1); {
-		case d.fault == "registers-once":
-			sockets, _ := filepath.Glob(filepath.Join(d.registry, "*.sock"))
-			// As if the socket had been closed once it was not needed any more; the kubelet that knows it keeps it for now.
-			for _, socket := range sockets {
-				_ = os.Chmod(socket, 0)
-				_ = os.Rename(socket, filepath.Join(d.registry, ".done"))
-			}
-		case d.fault == "exits-on-second-notification" && n > 1:
+		if n := notifications.Add(1); n > 1 && d.fault == "exits-on-second-notification" {
 			os.Exit(1)
 		}
 	case *drapb.NodePrepareResourcesResponse:
@@ -240,7 +232,7 @@ func (d *driver) atEnd() {
 	case "removes-specs-on-stop":
 		d.removeSpecs()
 	case "deletes-slices-on-stop":
-		_ = d.client.ResourceV1().ResourceSlices().DeleteCollection(context.Background(), metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.driver=" + driverName})
+		_ = d.client.ResourceV1().ResourceSlices().DeleteCollection(context.Background(), metav1.DeleteOptions{}, d.own())
 	case "takes-sockets-of-other-instance":
 		sockets, _ := filepath.Glob(filepath.Join(d.registry, driverName+"*.sock"))
 		for _, socket := range sockets {

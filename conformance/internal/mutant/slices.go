@@ -103,7 +103,7 @@ func (d *driver) publish(ctx context.Context) error {
 
 // publishOnce writes slices and never looks at them again.
 func (d *driver) publishOnce(ctx context.Context, p resourceslice.Pool) error {
-	existing, err := d.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
+	existing, err := d.client.ResourceV1().ResourceSlices().List(ctx, d.own())
 	if err != nil || len(existing.Items) > 0 {
 		return err
 	}
@@ -127,6 +127,14 @@ func (d *driver) slice(name, pool string, generation, count int64) *resourceapi.
 	return s
 }
 
+// neighbour is a node that is none of the driver's business.
+func (d *driver) neighbour() string { return d.node + ".neighbour" }
+
+// own are the slices of the driver on its node.
+func (d *driver) own() metav1.ListOptions {
+	return metav1.ListOptions{FieldSelector: "spec.driver=" + driverName + ",spec.nodeName=" + d.node}
+}
+
 func (d *driver) create(ctx context.Context, s *resourceapi.ResourceSlice) error {
 	node, err := d.client.CoreV1().Nodes().Get(ctx, d.node, metav1.GetOptions{})
 	if err != nil {
@@ -141,7 +149,7 @@ func (d *driver) create(ctx context.Context, s *resourceapi.ResourceSlice) error
 
 // publishBeside writes slices with a fault into a pool beside that of the node, where the library does not see them.
 func (d *driver) publishBeside(ctx context.Context) error {
-	const beside = "beside"
+	beside := d.node + "-beside" // pools have names of their own in the cluster
 	plain := []resourceapi.Device{{Name: "extra"}}
 	set := resourceapi.CounterSet{Name: "extra", Counters: map[string]resourceapi.Counter{"parts": {Value: resource.MustParse("1")}}}
 	consuming := func(set string, parts string) []resourceapi.Device {
@@ -165,7 +173,7 @@ func (d *driver) publishBeside(ctx context.Context) error {
 	case "old-generation":
 		err1, err2 = write(1, 1, devices(plain)), write(2, 1, devices(plain))
 	case "other-node":
-		err1 = write(1, 1, func(s *resourceapi.ResourceSlice) { s.Spec.NodeName, s.Spec.Devices = ptr.To("other-node"), plain })
+		err1 = write(1, 1, func(s *resourceapi.ResourceSlice) { s.Spec.NodeName, s.Spec.Devices = ptr.To(d.neighbour()), plain })
 	case "device-in-two-slices":
 		err1, err2 = write(1, 2, devices(plain)), write(1, 2, devices(plain))
 	case "counter-set-missing":
@@ -195,7 +203,7 @@ func (d *driver) afterStart(ctx context.Context) {
 	case "needs-undeclared-rights":
 		_, _ = d.client.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
 	case "deletes-foreign-slices":
-		_ = d.client.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.nodeName!=" + d.node})
+		_ = d.client.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.nodeName=" + d.neighbour()})
 	case "writes-config-maps":
 		_, _ = d.client.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: driverName}}, metav1.CreateOptions{})
 	case "exits-without-api-server":
@@ -211,7 +219,7 @@ func (d *driver) touch(ctx context.Context) {
 			return
 		case <-time.After(500 * time.Millisecond):
 		}
-		list, err := d.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
+		list, err := d.client.ResourceV1().ResourceSlices().List(ctx, d.own())
 		if err != nil || len(list.Items) == 0 {
 			continue
 		}
