@@ -11,13 +11,10 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
@@ -82,7 +79,7 @@ func run(ctx context.Context, o options) error {
 	config.QPS, config.Burst = -1, 0 // the API server's priority and fairness decides
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme:                        scheme,
-		Cache:                         cache.Options{ByObject: map[client.Object]cache.ByObject{&corev1.Pod{}: {Label: labels.SelectorFromSet(labels.Set{api.LabelPartOf: api.PartOf})}}},
+		Cache:                         controller.CacheOptions(),
 		Metrics:                       server.Options{BindAddress: o.metricsAddress},
 		HealthProbeBindAddress:        o.healthAddress,
 		LeaderElection:                o.leaderElect,

@@ -11,8 +11,10 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -38,6 +40,12 @@ type Options struct {
 	// Rediscover is how long after an API was missing the controller looks again. No watch can tell of an API that is not
 	// served.
 	Rediscover time.Duration
+}
+
+// CacheOptions are those of the manager's cache: of all pods it keeps those of services.
+func CacheOptions() cache.Options {
+	pods := cache.ByObject{Label: labels.SelectorFromSet(labels.Set{api.LabelPartOf: api.PartOf})}
+	return cache.Options{ByObject: map[client.Object]cache.ByObject{&corev1.Pod{}: pods}}
 }
 
 type reconciler struct {
@@ -134,7 +142,11 @@ func kserveCache(mgr manager.Manager) (cache.Cache, error) {
 func (r *reconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	service := &api.LLMInferenceService{}
 	if err := r.Get(ctx, request.NamespacedName, service); err != nil {
-		return reconcile.Result{}, client.IgnoreNotFound(err)
+		if apierrors.IsNotFound(err) {
+			r.waiting.set(request.NamespacedName, nil)
+			return reconcile.Result{}, nil
+		}
+		return reconcile.Result{}, err
 	}
 	if service.DeletionTimestamp != nil {
 		return reconcile.Result{}, nil // its objects name it as their owner

@@ -15,8 +15,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	scheduling "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 
 	"github.com/simgpu/simgpu/placement"
 )
@@ -145,9 +148,11 @@ func (e *Explanation) allocated(claims ...*resourceapi.ResourceClaim) {
 	e.Sentence = "allocated: " + strings.Join(devices, ", ")
 }
 
-// Candidates are the nodes that the pod may run on as far as it says so itself. If there are none, why says why.
+// Candidates are the nodes that the pod may run on as far as node selector, affinity, cordons and taints say. If there are
+// none, why says why.
 func Candidates(s *placement.Snapshot, pod *corev1.Pod) (nodes []*corev1.Node, why string, err error) {
 	required := nodeaffinity.GetRequiredNodeAffinity(pod)
+	var refused []string
 	for _, node := range s.Nodes {
 		if pod.Spec.NodeName != "" && pod.Spec.NodeName != node.Name {
 			continue
@@ -156,14 +161,28 @@ func Candidates(s *placement.Snapshot, pod *corev1.Pod) (nodes []*corev1.Node, w
 		if err != nil {
 			return nil, "", fmt.Errorf("the pod's node selector: %w", err)
 		}
-		if ok && !node.Spec.Unschedulable {
+		taint, tainted := scheduling.FindMatchingUntoleratedTaint(klog.Background(), node.Spec.Taints, pod.Spec.Tolerations, keepsPodsAway, true)
+		switch {
+		case !ok:
+		case node.Spec.Unschedulable:
+			refused = append(refused, node.Name+" is cordoned")
+		case tainted:
+			refused = append(refused, fmt.Sprintf("%s has the taint %s", node.Name, taint.ToString()))
+		default:
 			nodes = append(nodes, node)
 		}
 	}
 	if len(nodes) == 0 && len(s.Nodes) > 0 {
-		why = fmt.Sprintf("none of the %d nodes is one that the pod may run on: look at its nodeSelector and affinity, and for cordoned nodes", len(s.Nodes))
+		why = fmt.Sprintf("none of the %d nodes is one that the pod may run on: look at its nodeSelector and affinity", len(s.Nodes))
+		if len(refused) > 0 {
+			why = "no node that the pod asks for takes it: " + some(refused)
+		}
 	}
 	return nodes, why, nil
+}
+
+func keepsPodsAway(taint *corev1.Taint) bool {
+	return taint.Effect == corev1.TaintEffectNoSchedule || taint.Effect == corev1.TaintEffectNoExecute
 }
 
 // claimOf finds the claim that a pod refers to, or makes what it will be. The claim is nil if the pod needs none.
@@ -192,18 +211,19 @@ func claimOf(s *placement.Snapshot, pod *corev1.Pod, ref corev1.PodResourceClaim
 	}, ""
 }
 
-// extended is the claim that the scheduler makes for extended resources that a DeviceClass stands for, nil without any.
+// extended is the claim that the scheduler makes for extended resources that DeviceClasses stand for, nil without any
+// (KEP-5004). A class stands for its extendedResourceName, and for deviceclass.resource.kubernetes.io/NAME.
 func extended(s *placement.Snapshot, pod *corev1.Pod) *resourceapi.ResourceClaim {
-	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name + "-extended-resources"}}
 	if pod.Status.ExtendedResourceClaimStatus != nil || pod.Spec.NodeName != "" {
 		return nil
 	}
-	for i, container := range pod.Spec.Containers {
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name + "-extended-resources"}}
+	for i, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 		for _, class := range s.Classes {
-			if name := class.Spec.ExtendedResourceName; name != nil {
-				if quantity, found := container.Resources.Requests[corev1.ResourceName(*name)]; found && !quantity.IsZero() {
+			for _, name := range []string{ptr.Deref(class.Spec.ExtendedResourceName, ""), resourceapi.ResourceDeviceClassPrefix + class.Name} {
+				if quantity := container.Resources.Requests[corev1.ResourceName(name)]; !quantity.IsZero() {
 					claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, resourceapi.DeviceRequest{
-						Name:    fmt.Sprintf("container-%d", i),
+						Name:    fmt.Sprintf("container-%d-request-%d", i, len(claim.Spec.Devices.Requests)),
 						Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class.Name, Count: quantity.Value()},
 					})
 				}

@@ -80,6 +80,59 @@ func claim(name string, count int64, expressions ...string) *resourceapi.Resourc
 	}
 }
 
+// firstAvailable is a claim for a device that meets the first expression that it can get.
+func firstAvailable(expressions ...string) *resourceapi.ResourceClaim {
+	c := claim("c", 1)
+	request := resourceapi.DeviceRequest{Name: "r"}
+	for i, expression := range expressions {
+		request.FirstAvailable = append(request.FirstAvailable, resourceapi.DeviceSubRequest{
+			Name: fmt.Sprintf("choice-%d", i), DeviceClassName: "gpu", Selectors: []resourceapi.DeviceSelector{cel(expression)},
+		})
+	}
+	c.Spec.Devices.Requests = []resourceapi.DeviceRequest{request}
+	return c
+}
+
+// all is a claim for all devices of a node that meet the expression.
+func all(expression string) *resourceapi.ResourceClaim {
+	c := claim("c", 0, expression)
+	c.Spec.Devices.Requests[0].Exactly.AllocationMode = resourceapi.DeviceAllocationModeAll
+	return c
+}
+
+// share is a claim for a part of a device's memory.
+func share(memory string) *resourceapi.ResourceClaim {
+	c := claim("c", 1, size(4))
+	c.Spec.Devices.Requests[0].Exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse(memory)}}
+	return c
+}
+
+// shared leaves one device of 34Gi, of which another claim has some.
+func shared(used string) func(*placement.Snapshot) {
+	return func(s *placement.Snapshot) {
+		s.Nodes, s.Slices = s.Nodes[:1], []*resourceapi.ResourceSlice{withoutCounters(s.Slices[1])}
+		device := &s.Slices[0].Spec.Devices[0]
+		device.AllowMultipleAllocations = new(true)
+		device.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: resource.MustParse("34Gi")}}
+		s.Slices[0].Spec.Devices = s.Slices[0].Spec.Devices[:1]
+		other := claim("other", 1)
+		give(s, other, "node-a/part-4-0")
+		result := &other.Status.Allocation.Devices.Results[0]
+		result.ShareID = new(types.UID("5a5b3f1e-0000-4000-8000-000000000000"))
+		result.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse(used)}
+	}
+}
+
+// withoutCounters is a slice that is its pool alone, of devices that consume nothing.
+func withoutCounters(slice *resourceapi.ResourceSlice) *resourceapi.ResourceSlice {
+	slice = slice.DeepCopy()
+	slice.Spec.Pool.ResourceSliceCount = 1
+	for i := range slice.Spec.Devices {
+		slice.Spec.Devices[i].ConsumesCounters = nil
+	}
+	return slice
+}
+
 // size is the expression for devices of that size.
 func size(n int) string { return fmt.Sprintf("device.attributes['%s'].size == %d", driver, n) }
 
@@ -148,6 +201,51 @@ func TestClaim(t *testing.T) {
 			claim: claim("c", 1), outcome: explain.Waits, says: []string{"no node publishes any device"},
 			prepare: func(s *placement.Snapshot) { s.Slices = nil },
 		},
+		"second choice": {
+			claim: firstAvailable(size(4), size(2)), outcome: explain.Fits, says: []string{"free on node node-a"},
+			prepare: func(s *placement.Snapshot) { s.Nodes = s.Nodes[:1]; give(s, claim("other", 1), "node-a/part-1-0") },
+		},
+		"no choice is left": {
+			claim: firstAvailable(size(4), size(2)), outcome: explain.Waits, says: []string{`request "r/choice-1"`, "held by claim ns/other"},
+			prepare: func(s *placement.Snapshot) {
+				s.Nodes = s.Nodes[:1]
+				give(s, claim("other", 1), "node-a/part-1-0", "node-a/part-1-2")
+			},
+		},
+		"all of a kind": {claim: all(size(2)), outcome: explain.Fits, says: []string{"free on node node-a"}},
+		"all of a kind, one in use": {
+			claim: all(size(2)), outcome: explain.Waits, says: []string{"1 of the 2 devices that match on node node-a are allocated (part-2-2 to claim ns/other)"},
+			prepare: func(s *placement.Snapshot) { s.Nodes = s.Nodes[:1]; give(s, claim("other", 1), "node-a/part-2-2") },
+		},
+		"admin access to what is in use": {
+			claim: func() *resourceapi.ResourceClaim {
+				c := claim("c", 1, size(4))
+				c.Spec.Devices.Requests[0].Exactly.AdminAccess = new(true)
+				return c
+			}(), outcome: explain.Fits, says: []string{"free on node node-a"},
+			prepare: func(s *placement.Snapshot) {
+				s.Slices, s.Nodes = []*resourceapi.ResourceSlice{withoutCounters(s.Slices[1])}, s.Nodes[:1]
+				give(s, claim("other", 1), "node-a/part-4-0")
+			},
+		},
+		"a share": {claim: share("10Gi"), prepare: shared("20Gi"), outcome: explain.Fits, says: []string{"free on node node-a"}},
+		"a share of what has too little left": {
+			claim: share("10Gi"), prepare: shared("30Gi"), outcome: explain.Waits,
+			says: []string{"part-4-0 has 4Gi of memory left, 10Gi wanted, held by claim ns/other"},
+		},
+		"none that have the same": {
+			claim: func() *resourceapi.ResourceClaim {
+				c := claim("c", 2)
+				c.Spec.Devices.Constraints = []resourceapi.DeviceConstraint{{MatchAttribute: new(resourceapi.FullyQualifiedName(driver + "/size"))}}
+				return c
+			}(), outcome: explain.Waits, says: []string{"none that have the same " + driver + "/size, as claim c wants it"},
+			prepare: func(s *placement.Snapshot) {
+				s.Nodes = s.Nodes[:1]
+				s.Slices = []*resourceapi.ResourceSlice{withoutCounters(s.Slices[1])}
+				d := s.Slices[0].Spec.Devices
+				s.Slices[0].Spec.Devices = []resourceapi.Device{d[0], d[1], d[3]} // one of each size
+			},
+		},
 		"each alone, not all together": {
 			claim: claim("c", 3, size(2)+" || "+size(4)), outcome: explain.Waits, says: []string{"do not fit beside each other"},
 		},
@@ -180,6 +278,9 @@ func TestPod(t *testing.T) {
 		change(p)
 		return p
 	}
+	asks := func(name corev1.ResourceName, count int64) corev1.Container {
+		return corev1.Container{Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{name: *resource.NewQuantity(count, resource.DecimalSI)}}}
+	}
 	for name, tc := range map[string]struct {
 		pod     *corev1.Pod
 		outcome explain.Outcome
@@ -192,7 +293,17 @@ func TestPod(t *testing.T) {
 		}), explain.Broken, `ResourceClaim "none", which does not exist`},
 		"no claims at all": {pod(func(p *corev1.Pod) { p.Spec.ResourceClaims = nil }), explain.Fits, "asks for no devices"},
 		"nowhere to run":   {pod(func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"zone": "moon"} }), explain.Waits, "nodeSelector"},
-		"one node only":    {pod(func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"kubernetes.io/hostname": "node-b"} }), explain.Waits, "broken=fan:NoSchedule"},
+		"extended resource": {pod(func(p *corev1.Pod) {
+			p.Spec.ResourceClaims = nil
+			p.Spec.Containers = []corev1.Container{asks("example.com/gpu", 1)}
+		}), explain.Fits, "node-a"},
+		"extended resource by the name of its class": {pod(func(p *corev1.Pod) {
+			p.Spec.ResourceClaims = nil
+			p.Spec.InitContainers = []corev1.Container{asks("deviceclass.resource.kubernetes.io/gpu", 40)}
+		}), explain.Waits, "publishes 7 devices, and 40 are wanted"},
+		"tainted nodes": {pod(func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"tainted": "yes"} }), explain.Waits, "node-c has the taint full:NoSchedule"},
+		"cordoned":      {pod(func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"cordoned": "yes"} }), explain.Waits, "node-d is cordoned"},
+		"one node only": {pod(func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"kubernetes.io/hostname": "node-b"} }), explain.Waits, "broken=fan:NoSchedule"},
 		"claim on that node": {pod(func(p *corev1.Pod) {
 			p.Spec.ResourceClaims[0] = corev1.PodResourceClaim{Name: "gpu", ResourceClaimName: new("has")}
 		}), explain.Allocated, "node-a/part-4-0"},
@@ -203,6 +314,10 @@ func TestPod(t *testing.T) {
 				ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "template"},
 				Spec:       resourceapi.ResourceClaimTemplateSpec{Spec: claim("", 1, size(4)).Spec},
 			}}
+			s.Classes[0].Spec.ExtendedResourceName = new("example.com/gpu")
+			s.Nodes = append(s.Nodes,
+				&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-c", Labels: map[string]string{"tainted": "yes"}}, Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: "full", Effect: corev1.TaintEffectNoSchedule}}}},
+				&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-d", Labels: map[string]string{"cordoned": "yes"}}, Spec: corev1.NodeSpec{Unschedulable: true}})
 			if tc.outcome == explain.Allocated {
 				give(s, claim("has", 1), "node-a/part-4-0")
 			}

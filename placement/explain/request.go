@@ -169,9 +169,12 @@ func (x *examiner) filters(ctx context.Context, class *resourceapi.DeviceClass, 
 	list := []filter{{
 		name: stepComplete,
 		keep: func(d *placement.Device) (bool, string, error) { return d.Complete, d.Pool, nil },
-		sentence: func(_ alternative, node string, before []*placement.Device, _ int, why []string) string {
+		sentence: func(a alternative, node string, before []*placement.Device, left int, why []string) string {
 			if len(before) == 0 {
 				return fmt.Sprintf("node %s publishes no devices", node)
+			}
+			if left == len(before) {
+				return fmt.Sprintf("node %s publishes %d devices, and %d are wanted", node, left, a.count)
 			}
 			return fmt.Sprintf("pool %s is incomplete, the driver is still publishing it or cannot: see its log", some(why))
 		},
