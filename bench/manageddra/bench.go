@@ -134,10 +134,11 @@ func (b *bench) start(ctx context.Context) (*instance, error) {
 	i := &instance{cancel: cancel, ended: make(chan error, 1)}
 	config := rest.CopyConfig(b.config)
 	config.Wrap(i.wrap)
-	mgr, err := ctrl.NewManager(config, ctrl.Options{
-		Scheme: b.scheme, Cache: controller.CacheOptions(), Metrics: server.Options{BindAddress: "0"},
-		Controller: ctrlconfig.Controller{SkipNameValidation: ptr.To(true)}, // one after the other
-	})
+	options := controller.ManagerOptions()
+	options.Scheme = b.scheme
+	options.Metrics = server.Options{BindAddress: "0"}
+	options.Controller = ctrlconfig.Controller{SkipNameValidation: ptr.To(true)} // one after the other
+	mgr, err := ctrl.NewManager(config, options)
 	if err == nil {
 		err = controller.SetupWithManager(ctx, mgr, controller.Options{Image: "vllm/vllm-openai:v0.19.1", Rediscover: 15 * time.Second})
 	}

@@ -36,7 +36,7 @@ func firstToken(ctx context.Context, config *rest.Config, manifest string, round
 	if err != nil {
 		return err
 	}
-	http, err := rest.HTTPClientFor(config)
+	viaProxy, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return err
 	}
@@ -48,7 +48,7 @@ func firstToken(ctx context.Context, config *rest.Config, manifest string, round
 	fmt.Fprintln(table, "round\tall pods ready\tfirst token\tall gone\t")
 	for round := 1; round <= rounds && err == nil; round++ {
 		var ready, token, gone time.Duration
-		if ready, token, err = b.serve(ctx, http, config.Host, wanted.DeepCopy()); err == nil {
+		if ready, token, err = b.serve(ctx, viaProxy, config.Host, wanted.DeepCopy()); err == nil {
 			gone, err = b.remove(ctx, wanted)
 		}
 		if err == nil {
@@ -59,7 +59,7 @@ func firstToken(ctx context.Context, config *rest.Config, manifest string, round
 }
 
 // serve creates a service and returns after how long it was ready, and after how long a first token came.
-func (b *bench) serve(ctx context.Context, http *http.Client, host string, s *api.LLMInferenceService) (ready, token time.Duration, err error) {
+func (b *bench) serve(ctx context.Context, c *http.Client, host string, s *api.LLMInferenceService) (ready, token time.Duration, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, 3*time.Minute, errors.New("not within 3 minutes"))
 	defer cancel()
 	begun := time.Now()
@@ -87,7 +87,7 @@ func (b *bench) serve(ctx context.Context, http *http.Client, host string, s *ap
 	question := fmt.Sprintf(`{"model":%q,"stream":true,"messages":[{"role":"user","content":"What is Dynamic Resource Allocation?"}]}`, model)
 	var last error
 	err = wait.PollUntilContextCancel(ctx, 10*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		last = ask(ctx, http, host+path, question)
+		last = ask(ctx, c, host+path, question)
 		return last == nil, nil
 	})
 	token = time.Since(begun)

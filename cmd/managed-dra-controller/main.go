@@ -77,17 +77,16 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	config.QPS, config.Burst = -1, 0 // the API server's priority and fairness decides
-	mgr, err := ctrl.NewManager(config, ctrl.Options{
-		Scheme:                        scheme,
-		Cache:                         controller.CacheOptions(),
-		Metrics:                       server.Options{BindAddress: o.metricsAddress},
-		HealthProbeBindAddress:        o.healthAddress,
-		LeaderElection:                o.leaderElect,
-		LeaderElectionID:              "managed-dra-controller",
-		LeaderElectionNamespace:       o.namespace,
-		LeaderElectionReleaseOnCancel: true,
-		WebhookServer:                 ctrlwebhook.NewServer(ctrlwebhook.Options{Port: o.webhookPort, CertDir: o.certDir}),
-	})
+	managed := controller.ManagerOptions()
+	managed.Scheme = scheme
+	managed.Metrics = server.Options{BindAddress: o.metricsAddress}
+	managed.HealthProbeBindAddress = o.healthAddress
+	managed.LeaderElection = o.leaderElect
+	managed.LeaderElectionID = "managed-dra-controller"
+	managed.LeaderElectionNamespace = o.namespace
+	managed.LeaderElectionReleaseOnCancel = true
+	managed.WebhookServer = ctrlwebhook.NewServer(ctrlwebhook.Options{Port: o.webhookPort, CertDir: o.certDir})
+	mgr, err := ctrl.NewManager(config, managed)
 	if err != nil {
 		return err
 	}

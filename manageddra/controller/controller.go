@@ -42,10 +42,14 @@ type Options struct {
 	Rediscover time.Duration
 }
 
-// CacheOptions are those of the manager's cache: of all pods it keeps those of services.
-func CacheOptions() cache.Options {
+// ManagerOptions are what the controller needs of its manager: of all pods the cache keeps those of services, and objects of
+// kinds that are read as they come are read from the cache like all others.
+func ManagerOptions() manager.Options {
 	pods := cache.ByObject{Label: labels.SelectorFromSet(labels.Set{api.LabelPartOf: api.PartOf})}
-	return cache.Options{ByObject: map[client.Object]cache.ByObject{&corev1.Pod{}: pods}}
+	return manager.Options{
+		Cache:  cache.Options{ByObject: map[client.Object]cache.ByObject{&corev1.Pod{}: pods}},
+		Client: client.Options{Cache: &client.CacheOptions{Unstructured: true}},
+	}
 }
 
 type reconciler struct {
