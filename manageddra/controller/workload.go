@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/google/shlex"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -152,7 +153,11 @@ func (r *reconciler) serve(pod *corev1.PodSpec, service *api.LLMInferenceService
 		if spec.Model.Name != nil {
 			name = *spec.Model.Name
 		}
-		main.Args = append([]string{model, "--served-model-name", name, "--port", strconv.Itoa(servingPort)}, parallelArgs(parallelism)...)
+		more, err := additionalArgs(main)
+		if err != nil {
+			return err
+		}
+		main.Args = slices.Concat([]string{model, "--served-model-name", name, "--port", strconv.Itoa(servingPort)}, parallelArgs(parallelism), more)
 	}
 	if len(main.Ports) == 0 {
 		main.Ports = []corev1.ContainerPort{{Name: "http", ContainerPort: servingPort, Protocol: corev1.ProtocolTCP}}
@@ -190,6 +195,20 @@ func modelOf(pod *corev1.PodSpec, main *corev1.Container, uri string) (string, e
 		return "", &problem{"UnsupportedModelURI", fmt.Sprintf("spec.model.uri is %q: without KServe models come from hf://OWNER/NAME or pvc://CLAIM/PATH, "+
 			"or a container says itself with command or args what it serves", uri)}
 	}
+}
+
+// additionalArgs are what the user adds to vLLM's command line, in the variable that KServe's presets read.
+func additionalArgs(main *corev1.Container) ([]string, error) {
+	const name = "VLLM_ADDITIONAL_ARGS"
+	at := slices.IndexFunc(main.Env, func(e corev1.EnvVar) bool { return e.Name == name })
+	if at < 0 {
+		return nil, nil
+	}
+	args, err := shlex.Split(main.Env[at].Value)
+	if err != nil {
+		return nil, &problem{"InvalidArguments", fmt.Sprintf("%s of container %s is %q, which a shell could not take apart: %v", name, main.Name, main.Env[at].Value, err)}
+	}
+	return args, nil
 }
 
 // parallelArgs are vLLM's arguments for how a replica spreads a model.

@@ -125,6 +125,17 @@ func TestDeployment(t *testing.T) {
 			t.Errorf("maxSurge %s", got)
 		}
 	})
+	t.Run("additional arguments", func(t *testing.T) {
+		d := deploymentOf(t, newService(func(s *api.LLMInferenceService) {
+			s.Spec.Template = &corev1.PodSpec{Containers: []corev1.Container{{
+				Name: "main", Env: []corev1.EnvVar{{Name: "VLLM_ADDITIONAL_ARGS", Value: `--max-model-len=4096 --kv-transfer-config '{"kv_role": "kv_both"}'`}},
+			}}}
+		}), false, request)
+		args := d.Spec.Template.Spec.Containers[0].Args
+		if want := []string{"--max-model-len=4096", "--kv-transfer-config", `{"kv_role": "kv_both"}`}; len(args) != 8 || !slices.Equal(args[5:], want) {
+			t.Errorf("%q, want %q at the end", args, want)
+		}
+	})
 	t.Run("a container that says it all", func(t *testing.T) {
 		d := deploymentOf(t, newService(func(s *api.LLMInferenceService) { s.Spec.Template = podOf("server") }), false, request)
 		if c := d.Spec.Template.Spec.Containers; len(c) != 1 || len(c[0].Args) > 0 || c[0].Image != "image" {
