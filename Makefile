@@ -22,12 +22,14 @@ LDFLAGS := -s -w
 TAGS    := grpcnotrace
 TOOL    := go tool -modfile=$(CURDIR)/.ci/tools/go.mod
 
+MODULES := . e2e driver/slices/apirules conformance routing
+
 .DEFAULT_GOAL := help
 
 ##@ The two commands
 
 .PHONY: demo
-demo: $(BIN)/simgpu-cluster ## Run a demo on a real cluster and leave it up (DEMO=two-llamas|features|qwen-mig|..., CLUSTER=auto|kind|local)
+demo: $(BIN)/simgpu-cluster ## Run a demo on a real cluster and leave it up (DEMO=two-llamas|llama-two-slices|qwen-mig|..., CLUSTER=auto|kind|local)
 	@demo/run.sh up $(DEMO) $(CLUSTER)
 
 .PHONY: test
@@ -78,21 +80,16 @@ fmt: ## Format all Go code
 
 .PHONY: vet
 vet: ## go vet over all modules
-	go vet ./...
-	cd e2e && go vet ./...
-	cd driver/slices/apirules && go vet ./...
-	cd conformance && go vet ./...
+	@for module in $(MODULES); do (set -x; go -C $$module vet ./...) || exit; done
 
 .PHONY: lint
 lint: ## golangci-lint over all modules, with .golangci.yml
-	$(TOOL) golangci-lint run ./...
-	cd e2e && $(TOOL) golangci-lint run --config ../.golangci.yml ./...
-	cd driver/slices/apirules && $(TOOL) golangci-lint run --config ../../../.golangci.yml ./...
-	cd conformance && $(TOOL) golangci-lint run --config ../.golangci.yml ./...
+	@for module in $(MODULES); do (set -x; cd $$module && $(TOOL) golangci-lint run --config $(CURDIR)/.golangci.yml ./...) || exit; done
 
 .PHONY: unit
 unit: ## Unit tests with the race detector
 	CGO_ENABLED=1 go test -race ./...
+	cd routing && CGO_ENABLED=1 go test -race ./...
 
 .PHONY: apirules
 apirules: ## Have the API server code of Kubernetes 1.34 to 1.37 judge what nodes publish (minutes once, then seconds)

@@ -27,6 +27,8 @@ type Config struct {
 	FeatureGates map[string]bool
 	// RuntimeConfig serves API versions that are off by default, or the reverse.
 	RuntimeConfig map[string]string
+	// Images are loaded beside those of the driver and the model server, by the names of their recipes.
+	Images []string
 	// Values are those of the chart that differ from its defaults.
 	Values map[string]any
 	// WithoutChart leaves the cluster without the driver. InstallChart installs it.

@@ -59,12 +59,11 @@ func start(ctx context.Context, dirs cluster.Dirs, config Config) (*Suite, error
 		return nil, err
 	}
 	s := &Suite{Cluster: c, repository: filepath.Dir(dirs.Source)}
-	for _, load := range []struct{ recipe, as string }{
-		{"simgpu", ""},
-		{"vllm-sim", "vllm/vllm-openai:v0.19.1"}, // as in the demo's manifests
-		{image.Test.Name, ""},
-	} {
-		if err := s.load(ctx, dirs, load.recipe, load.as); err != nil {
+	if err := s.load(ctx, dirs, "vllm-sim", "vllm/vllm-openai:v0.19.1"); err != nil { // as in the demos' manifests
+		return nil, err
+	}
+	for _, name := range append([]string{"simgpu", image.Test.Name}, config.Images...) {
+		if err := s.load(ctx, dirs, name); err != nil {
 			return nil, err
 		}
 	}
@@ -81,15 +80,11 @@ func start(ctx context.Context, dirs cluster.Dirs, config Config) (*Suite, error
 	return s, s.InstallChart(ctx, config.Values)
 }
 
-// load builds an image of this tree and puts it on every node, under another name where one is given.
-func (s *Suite) load(ctx context.Context, dirs cluster.Dirs, name, as string) error {
+// load builds an image of this tree and puts it on every node, under other names where some are given.
+func (s *Suite) load(ctx context.Context, dirs cluster.Dirs, name string, references ...string) error {
 	recipe, err := image.Find(name)
 	if err != nil {
 		return err
-	}
-	var references []string
-	if as != "" {
-		references = []string{as}
 	}
 	archive, err := cluster.BuildImage(ctx, dirs, progress.New(os.Stderr), recipe, references...)
 	if err != nil {

@@ -73,6 +73,33 @@ var recipes = []Recipe{
 			},
 		},
 	},
+	{
+		Name: "epp",
+		// The name of the image that the program comes in: it is the same program.
+		Reference: "registry.k8s.io/gateway-api-inference-extension/epp:v1.5.0",
+		Programs:  []Source{{"routing", "sigs.k8s.io/gateway-api-inference-extension/cmd/epp", noTrace}},
+		Spec: Spec{
+			Entrypoint: []string{"epp"},
+			User:       "65532:65532",
+			Labels: map[string]string{
+				"org.opencontainers.image.title":       "epp",
+				"org.opencontainers.image.description": "Endpoint picker of the Gateway API Inference Extension",
+			},
+		},
+	},
+	{
+		Name:      "gateway",
+		Reference: "simgpu/gateway:0.1.0",
+		Programs:  []Source{{"routing", "./cmd/gateway", noTrace}},
+		Spec: Spec{
+			Entrypoint: []string{"gateway"},
+			User:       "65532:65532",
+			Labels: map[string]string{
+				"org.opencontainers.image.title":       "gateway",
+				"org.opencontainers.image.description": "Gateway for demos and tests",
+			},
+		},
+	},
 	Test,
 	Pause,
 }
