@@ -3,11 +3,7 @@
 namespace=llm-inference
 k() { run kubectl --namespace $namespace "$@"; }
 
-say "one node with two A100s, one with an H100"
-last=$(kubectl get nodes --selector '!node-role.kubernetes.io/control-plane' -o name | tail -1)
-run kubectl label --overwrite "${last:-$(kubectl get nodes -o name | tail -1)}" gpu=a100
-run kubectl --namespace "$DRIVER_NAMESPACE" rollout restart daemonset simgpu-kubelet-plugin
-run kubectl --namespace "$DRIVER_NAMESPACE" rollout status daemonset simgpu-kubelet-plugin --timeout 3m
+source demo/two-nodes.sh
 
 kubectl get namespace $namespace > /dev/null 2>&1 || run kubectl create namespace $namespace
 k apply -f "demo/$demo/manifests"

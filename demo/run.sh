@@ -4,7 +4,7 @@
 #   demo/run.sh up|down DEMO [auto|kind|local]
 #
 # A demo is a folder with a show.sh. It may have a values.yaml for the chart, and a demo.env that sets `nodes`, how many
-# it needs, or `values`, where another demo has the same.
+# it needs, `values`, where another demo has the same, or `images`, which it needs beside those of every demo.
 #
 # The kinds of cluster differ in the functions <kind>_up, <kind>_load and <kind>_down below and in nothing else.
 # Every command that a user could type is shown before it runs.
@@ -18,7 +18,7 @@ action=$1 demo=$2 kind=${3:-auto}
 
 name=simgpu                                      # of the cluster, the namespace and the Helm release
 cluster=bin/simgpu-cluster
-nodes=1 values=demo/$demo/values.yaml
+nodes=1 values=demo/$demo/values.yaml images=
 # shellcheck disable=SC1090 # the demo's own settings
 [ ! -f "demo/$demo/demo.env" ] || source "demo/$demo/demo.env"
 
@@ -86,10 +86,10 @@ up() {
   "${kind}_up"
 
   say "the images: simgpu, and the model server under the name of the one it stands in for"
-  local driver modelserver
-  driver=$(run "$cluster" build-image simgpu)
-  modelserver=$(run "$cluster" build-image vllm-sim --as vllm/vllm-openai:v0.19.1)
-  "${kind}_load" "$driver" "$modelserver"
+  local archives=() image
+  archives+=("$(run "$cluster" build-image vllm-sim --as vllm/vllm-openai:v0.19.1)")
+  for image in simgpu $images; do archives+=("$(run "$cluster" build-image "$image")"); done
+  "${kind}_load" "${archives[@]}"
 
   say "the driver: every node now has a GPU"
   local settings=()

@@ -29,7 +29,7 @@ import (
 var suite *harness.Suite
 
 func TestMain(m *testing.M) {
-	harness.Main(m, &suite, harness.Config{Name: "manageddra", Nodes: 2, WithoutChart: true})
+	harness.Main(m, &suite, harness.Config{Name: "manageddra", Nodes: 2, WithoutChart: true, Images: []string{"epp", "gateway"}})
 }
 
 // install the chart as the demos have it.
