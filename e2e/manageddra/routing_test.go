@@ -49,9 +49,9 @@ func ask(ctx context.Context, path, model, question string, stream bool) (status
 }
 
 // answeredBy has a question answered, and returns the pod that did.
-func answeredBy(t *testing.T, path, model, question string) string {
+func answeredBy(t *testing.T, question string) string {
 	t.Helper()
-	status, pod, body, err := ask(t.Context(), path, model, question, false)
+	status, pod, body, err := ask(t.Context(), chat, llama, question, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,13 +67,16 @@ func text(about string) string {
 	return strings.Repeat(about+" is what this sentence of a long document is about. ", 40)
 }
 
-const llama = "meta-llama/Meta-Llama-3.1-8B-Instruct"
+const (
+	llama = "meta-llama/Meta-Llama-3.1-8B-Instruct"
+	chat  = "/v1/chat/completions"
+)
 
 // TestLlamaTwoSlices applies the manifests of demo/llama-two-slices and looks at what its README says.
 func TestLlamaTwoSlices(t *testing.T) {
 	ns := namespace(t)
 	routes(t)
-	const chat, servers, picker = "/v1/chat/completions", "deployment/optimized-baseline-nvidia-gpu-vllm-decode", "deployment/optimized-baseline-epp"
+	const servers, picker = "deployment/optimized-baseline-nvidia-gpu-vllm-decode", "deployment/optimized-baseline-epp"
 	suite.Kubectl(t, "-n", ns, "apply", "-f", suite.Path("demo/llama-two-slices/manifests"))
 	for _, deployment := range []string{servers, picker} {
 		suite.Kubectl(t, "-n", ns, "rollout", "status", deployment, "--timeout", "3m")
@@ -101,14 +104,14 @@ func TestLlamaTwoSlices(t *testing.T) {
 			if i == 50 {
 				t.Fatalf("all of %d questions went to one replica: %v", i, counts)
 			}
-			counts[answeredBy(t, chat, llama, text(fmt.Sprint(i)))]++
+			counts[answeredBy(t, text(fmt.Sprint(i)))]++
 		}
 	})
 	t.Run("a common prefix stays where it is cached", func(t *testing.T) {
 		common := text("The same subject")
-		first := answeredBy(t, chat, llama, common+"What is it about?")
+		first := answeredBy(t, common+"What is it about?")
 		for i := range 10 {
-			if pod := answeredBy(t, chat, llama, common+fmt.Sprintf("Question %d: what else does it say?", i)); pod != first {
+			if pod := answeredBy(t, common+fmt.Sprintf("Question %d: what else does it say?", i)); pod != first {
 				t.Errorf("question %d went to %s, and the prefix is cached by %s", i, pod, first)
 			}
 		}
@@ -139,7 +142,7 @@ func TestLlamaTwoSlices(t *testing.T) {
 	t.Run("without the picker any replica will do, or none", func(t *testing.T) {
 		suite.Kubectl(t, "-n", ns, "scale", picker, "--replicas", "0")
 		suite.Kubectl(t, "-n", ns, "wait", "--for=delete", "pod", "-l", "app.kubernetes.io/name=optimized-baseline-epp", "--timeout", "1m")
-		answeredBy(t, chat, llama, "Are you still there?")
+		answeredBy(t, "Are you still there?")
 		suite.Kubectl(t, "-n", ns, "patch", "inferencepool", "optimized-baseline", "--type", "merge", "-p", `{"spec":{"endpointPickerRef":{"failureMode":"FailClose"}}}`)
 		suite.Eventually(t, "requests to be refused", func(ctx context.Context) error {
 			status, _, body, err := ask(ctx, chat, llama, "Are you still there?", false)
