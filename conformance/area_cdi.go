@@ -1,13 +1,19 @@
 package conformance
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
+	"k8s.io/dynamic-resource-allocation/api/metadata"
+	"k8s.io/dynamic-resource-allocation/devicemetadata"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/pkg/parser"
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -51,6 +57,13 @@ func cdiChecks() []Check {
 			Source:  cdiSpec + ", mounts",
 			Fix:     "Write the paths of the host.",
 			run:     checkAbsolutePaths,
+		},
+		{
+			Name: "cdi/device-metadata", Level: Must,
+			Asserts: "Metadata of devices that is mounted into the container can be decoded, is valid and about the devices that the claim has for that request, and is gone after unprepare. A restart does not change it.",
+			Source:  "KEP-5304; k8s.io/dynamic-resource-allocation/devicemetadata, which programs in containers read it with",
+			Fix:     "Leave writing it to k8s.io/dynamic-resource-allocation/kubeletplugin EnableDeviceMetadata.",
+			run:     checkDeviceMetadata,
 		},
 		{
 			Name: "cdi/restored-by-prepare", Level: Should,
@@ -158,6 +171,37 @@ func checkInjects(t *T) {
 	}
 }
 
+// edits are what the devices give a container, a line for each variable, mount, device and hook.
+func (t *T) edits(ids []string) map[string]bool {
+	config := &oci.Spec{}
+	if unresolved, err := t.cdiCache().InjectDevices(config, ids...); err != nil {
+		t.Fatalf("injecting %v: %v (unresolved: %v)", ids, err, unresolved)
+	}
+	lines := map[string]bool{}
+	add := func(kind string, item any) {
+		data, err := json.Marshal(item)
+		t.must(err)
+		lines[kind+" "+string(data)] = true
+	}
+	if config.Process != nil {
+		for _, variable := range config.Process.Env {
+			add("variable", variable)
+		}
+	}
+	for _, mount := range config.Mounts {
+		add("mount", mount)
+	}
+	if config.Linux != nil {
+		for _, device := range config.Linux.Devices {
+			add("device", device)
+		}
+	}
+	if config.Hooks != nil {
+		add("hooks", config.Hooks)
+	}
+	return lines
+}
+
 func checkAbsolutePaths(t *T) {
 	_, ids := t.prepared()
 	for file, spec := range t.specsOf(ids) {
@@ -178,6 +222,89 @@ func checkAbsolutePaths(t *T) {
 					t.Errorf("%s: the device node %s has a relative path", file, node.Path)
 				}
 			}
+		}
+	}
+}
+
+// metadataOf reads what is mounted where programs in containers look for metadata, by the path of the file on the host.
+func (t *T) metadataOf(ids []string) map[string]*metadata.DeviceMetadata {
+	config := &oci.Spec{}
+	if unresolved, err := t.cdiCache().InjectDevices(config, ids...); err != nil {
+		t.Fatalf("injecting %v: %v (unresolved: %v)", ids, err, unresolved)
+	}
+	found := map[string]*metadata.DeviceMetadata{}
+	for _, mount := range config.Mounts {
+		if !strings.HasPrefix(mount.Destination, metadata.ContainerDir+"/") || !strings.HasSuffix(mount.Destination, ".json") {
+			continue
+		}
+		data, err := os.ReadFile(mount.Source)
+		if err != nil {
+			t.Errorf("%s: %v", mount.Destination, err)
+			continue
+		}
+		t.show(mount.Destination, "%s", data)
+		var decoded metadata.DeviceMetadata
+		var invalid error
+		err = devicemetadata.DecodeMetadataFromStream(json.NewDecoder(bytes.NewReader(data)), &decoded, devicemetadata.DecodeMetadataWithValidationResult(&invalid))
+		if err := errors.Join(err, invalid); err != nil {
+			t.Errorf("%s: %v", mount.Destination, err)
+			continue
+		}
+		found[mount.Source] = &decoded
+	}
+	return found
+}
+
+func checkDeviceMetadata(t *T) {
+	w := t.newWorkload(t.withRequests("one", "two"))
+	claim := w.claim()
+	ids := map[string][]string{} // by request
+	for _, device := range t.prepareOne(claim) {
+		for _, request := range device.RequestNames {
+			ids[request] = append(ids[request], device.CdiDeviceIds...)
+		}
+	}
+	var files []string
+	look := func() {
+		files = nil
+		for _, request := range []string{"one", "two"} {
+			want := map[string]bool{}
+			for _, result := range claim.Status.Allocation.Devices.Results {
+				if result.Request == request && result.Driver == t.vars.DriverName {
+					want[key(result.Pool, result.Device)] = true
+				}
+			}
+			for file, found := range t.metadataOf(ids[request]) {
+				files = append(files, file)
+				if found.Name != claim.Name || found.Namespace != claim.Namespace || found.UID != claim.UID {
+					t.Errorf("the metadata in the container for request %q is about claim %s/%s (%s), not %s/%s (%s)", request,
+						found.Namespace, found.Name, found.UID, claim.Namespace, claim.Name, claim.UID)
+				}
+				got := map[string]bool{}
+				for _, r := range found.Requests {
+					for _, device := range r.Devices {
+						if r.Name == request && device.Driver == t.vars.DriverName {
+							got[key(device.Pool, device.Name)] = true
+						}
+					}
+				}
+				if !maps.Equal(got, want) {
+					t.Errorf("the metadata for request %q is about %v; allocated was %v", request, slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
+				}
+			}
+		}
+	}
+	look()
+	if len(files) == 0 && len(t.messages) == 0 {
+		t.Skipf("the driver gives containers no metadata of their devices below %s", metadata.ContainerDir)
+	}
+	t.restartDriver(false)
+	t.prepareOne(claim)
+	look()
+	t.unprepare(claim)
+	for _, file := range files {
+		if _, err := os.Stat(file); err == nil {
+			t.Errorf("%s is still there after unprepare", file)
 		}
 	}
 }

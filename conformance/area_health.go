@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	healthpb "k8s.io/kubelet/pkg/apis/dra-health/v1"
 	healthpbv1alpha1 "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 
@@ -64,6 +65,7 @@ func healthChecks() []Check {
 			Asserts: "A device that was reported is reported again before its timeout (30 seconds by default): its health becomes Unknown otherwise.",
 			Source:  healthDoc + ": health_check_timeout_seconds; " + healthKept,
 			Fix:     "Repeat the report several times within the timeout, changed or not.",
+			takes:   10 * time.Second,
 			run:     checkHealthRepeated,
 		},
 		{
@@ -86,6 +88,14 @@ func healthChecks() []Check {
 			Source:  "KEP-4680; the profile says how to break a device",
 			Fix:     "Report changes at once.",
 			run:     checkHealthChange,
+		},
+		{
+			Name: "health/dropped-taints", Level: Should,
+			Asserts: "A driver that taints devices that break takes them back where the API server drops taints (no DRADeviceTaints): without a taint they are handed out.",
+			Source:  "KEP-5055; k8s.io/dynamic-resource-allocation/resourceslice DroppedFieldsError",
+			Fix:     "Leave broken devices out when HandleError is given a DroppedFieldsError.",
+			takes:   20 * time.Second,
+			run:     checkDroppedTaints,
 		},
 	}
 }
@@ -315,13 +325,8 @@ func (t *T) awaitHealth(pod *corev1.Pod, want string) {
 
 // watchedWorkload is a prepared pod with a device of which the driver reports the health.
 func (t *T) watchedWorkload() (workload, deviceHealth) {
-	report := t.watchHealth().first()
 	w := t.newWorkload()
 	result := w.claim().Status.Allocation.Devices.Results[0]
-	at := slices.IndexFunc(report, func(d deviceHealth) bool { return d.pool == result.Pool && d.device == result.Device })
-	if at < 0 {
-		t.Skipf("the driver does not report on device %s", result.Device)
-	}
 	if err := t.kubelet.Prepare(t.ctx, w.pod); err != nil {
 		t.Fatalf("%v", err)
 	}
@@ -330,6 +335,12 @@ func (t *T) watchedWorkload() (workload, deviceHealth) {
 			t.Errorf("%v", err)
 		}
 	})
+	// Some devices come into being when they are prepared.
+	report := t.watchHealth().first()
+	at := slices.IndexFunc(report, func(d deviceHealth) bool { return d.pool == result.Pool && d.device == result.Device })
+	if at < 0 {
+		t.Skipf("the driver does not report on device %s", result.Device)
+	}
 	return w, report[at]
 }
 
@@ -338,27 +349,81 @@ func checkHealthReachesKubelet(t *T) {
 	t.awaitHealth(w.pod, reported.health)
 }
 
+// runFor runs a command of the profile for a device.
+func (t *T) runFor(device, command string) {
+	vars := t.vars
+	vars.Device = device
+	parsed, err := process.Parse(command)
+	t.must(err)
+	if output, err := parsed.Run(t.ctx, vars); err != nil {
+		t.Fatalf("the check could not be made: %v", errors.Join(err, errors.New(output)))
+	}
+}
+
+// repairer repairs a device when it is called first, if the profile says how.
+func (t *T) repairer(device string) func() {
+	return sync.OnceFunc(func() {
+		if t.profile.Health.Repair != "" {
+			t.runFor(device, t.profile.Health.Repair)
+		}
+	})
+}
+
+// look returns a device as it is published, nil if it is not.
+func (t *T) look(pool, name string) *poolDevice {
+	for _, device := range devicesOf(t.published()) {
+		if device.pool == pool && device.Name == name {
+			return &device
+		}
+	}
+	return nil
+}
+
+// keepsAway is true for taints with which nothing new gets the device.
+func keepsAway(device *poolDevice) bool {
+	return slices.ContainsFunc(device.Taints, func(taint resourceapi.DeviceTaint) bool { return taint.Effect != resourceapi.DeviceTaintEffectNone })
+}
+
+func checkDroppedTaints(t *T) {
+	if t.profile.Health.Break == "" {
+		t.Skipf("the profile does not say how to break a device")
+	}
+	claim := t.newWorkload().claim() // for a device that the profile selects
+	result := claim.Status.Allocation.Devices.Results[0]
+	t.must(t.deleteClaim(t.ctx, claim.Name))
+	repair := t.repairer(result.Device)
+	t.deferred(repair)
+	t.runFor(result.Device, t.profile.Health.Break)
+	tainted := func() error {
+		if device := t.look(result.Pool, result.Device); device == nil || !keepsAway(device) {
+			return errors.New("it has no taint")
+		}
+		return nil
+	}
+	if err := eventually(t.ctx, min(t.times.patience, 10*time.Second), tainted); err != nil {
+		t.Skipf("the driver does not taint a device that is broken: %v", err)
+	}
+	t.startDropping(func(slice *resourceapi.ResourceSlice) {
+		for i := range slice.Spec.Devices {
+			slice.Spec.Devices[i].Taints = nil
+		}
+	})
+	t.await("a device that would have a taint is still published, without it", func() error {
+		if t.look(result.Pool, result.Device) != nil {
+			return fmt.Errorf("device %s", result.Device)
+		}
+		return nil
+	})
+}
+
 func checkHealthChange(t *T) {
 	if t.profile.Health.Break == "" {
 		t.Skipf("the profile does not say how to break a device")
 	}
 	w, reported := t.watchedWorkload()
-	vars := t.vars
-	vars.Device = reported.device
-	run := func(command string) {
-		parsed, err := process.Parse(command)
-		t.must(err)
-		if output, err := parsed.Run(t.ctx, vars); err != nil {
-			t.Fatalf("the check could not be made: %v", errors.Join(err, errors.New(output)))
-		}
-	}
-	repair := sync.OnceFunc(func() {
-		if t.profile.Health.Repair != "" {
-			run(t.profile.Health.Repair)
-		}
-	})
+	repair := t.repairer(reported.device)
 	t.deferred(repair)
-	run(t.profile.Health.Break)
+	t.runFor(reported.device, t.profile.Health.Break)
 	t.awaitHealth(w.pod, "UNHEALTHY")
 	if t.profile.Health.Repair != "" {
 		repair()

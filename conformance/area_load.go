@@ -34,6 +34,7 @@ func loadChecks() []Check {
 			Asserts: "256 claims can be prepared at the same time, most of them with admin access if there are not enough devices.",
 			Source:  "a node may have 110 pods and more, with several claims each",
 			Fix:     "Look for what grows with the square of the number of claims.",
+			takes:   20 * time.Second,
 			run:     checkManyClaims,
 		},
 		{
@@ -41,6 +42,7 @@ func loadChecks() []Check {
 			Asserts: "Preparing and unpreparing claims again and again leaves no file, open file, thread or memory behind. How long calls take is reported.",
 			Source:  "node drivers run for months",
 			Fix:     "Close what is opened, and forget claims that are unprepared.",
+			takes:   30 * time.Second,
 			run:     checkCycles,
 		},
 	}

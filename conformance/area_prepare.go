@@ -11,6 +11,7 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/uuid"
@@ -188,6 +189,20 @@ func prepareChecks() []Check {
 			run:     checkParametersOfClass,
 		},
 		{
+			Name: "prepare/claim-parameters-over-class", Level: Should,
+			Asserts: "Where the DeviceClass and the claim have parameters that set the same, those of the claim count.",
+			Source:  "k8s.io/dynamic-resource-allocation/structured: status.allocation.devices.config has those of the class first; what a class has is the default of its administrator",
+			Fix:     "Apply status.allocation.devices.config in its order, so that the last one wins.",
+			run:     checkClaimParametersOverClass,
+		},
+		{
+			Name: "prepare/parameters-of-one-request", Level: Must,
+			Asserts: "Parameters for one request of a claim count for the devices of that request and for no others.",
+			Source:  "k8s.io/api/resource/v1 DeviceAllocationConfiguration.Requests",
+			Fix:     "Compare the requests of a configuration with that of the allocation result; none means all.",
+			run:     checkParametersOfOneRequest,
+		},
+		{
 			Name: "prepare/unknown-parameters", Level: Should,
 			Asserts: "Opaque parameters of a kind that nobody knows are refused: a setting that is ignored goes unnoticed.",
 			Source:  "k8s.io/api/resource/v1 OpaqueDeviceConfiguration.Parameters",
@@ -213,6 +228,7 @@ func prepareChecks() []Check {
 			Asserts: "As many claims as fit can be prepared one after the other.",
 			Source:  "what is published can be used",
 			Fix:     "Publish only what can be prepared.",
+			takes:   10 * time.Second,
 			run:     checkEveryDevice,
 		},
 		{
@@ -574,27 +590,32 @@ func checkInvalidParameters(t *T) {
 	}
 }
 
+// classWith makes a class like the one for all checks, with parameters. Its claims are newWorkload(ofClass(...)).
+func (t *T) classWith(parameters json.RawMessage) string {
+	classes := t.admin.ResourceV1().DeviceClasses()
+	t.makeClass()
+	plain, err := classes.Get(t.ctx, className, metav1.GetOptions{})
+	t.must(err)
+	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: uniqueName("class")}, Spec: *plain.Spec.DeepCopy()}
+	class.Spec.Config = []resourceapi.DeviceClassConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{
+		Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: t.vars.DriverName, Parameters: runtime.RawExtension{Raw: parameters}},
+	}}}
+	_, err = classes.Create(t.ctx, class, metav1.CreateOptions{})
+	t.must(err)
+	return class.Name
+}
+
+// ofClass asks for devices of another class.
+func ofClass(name string) claimOption {
+	return func(claim *resourceapi.ResourceClaim) { claim.Spec.Devices.Requests[0].Exactly.DeviceClassName = name }
+}
+
 func checkParametersOfClass(t *T) {
 	if len(t.profile.Parameters.Valid)+len(t.profile.Parameters.Invalid) == 0 {
 		t.Skipf("the profile has no parameters")
 	}
-	claimOf := func(parameters json.RawMessage) *resourceapi.ResourceClaim {
-		classes := t.admin.ResourceV1().DeviceClasses()
-		t.makeClass()
-		plain, err := classes.Get(t.ctx, className, metav1.GetOptions{})
-		t.must(err)
-		class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: uniqueName("class")}, Spec: *plain.Spec.DeepCopy()}
-		class.Spec.Config = []resourceapi.DeviceClassConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{
-			Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: t.vars.DriverName, Parameters: runtime.RawExtension{Raw: parameters}},
-		}}}
-		_, err = classes.Create(t.ctx, class, metav1.CreateOptions{})
-		t.must(err)
-		return t.newWorkload(func(claim *resourceapi.ResourceClaim) {
-			claim.Spec.Devices.Requests[0].Exactly.DeviceClassName = class.Name
-		}).claim()
-	}
 	for i, parameters := range t.profile.Parameters.Valid {
-		claim := claimOf(parameters)
+		claim := t.newWorkload(ofClass(t.classWith(parameters))).claim()
 		if err := errorOf(t.prepare(claim)[string(claim.UID)]); err != nil {
 			t.Errorf("parameters.valid[%d] in a class are refused: %v", i, err)
 		}
@@ -602,10 +623,97 @@ func checkParametersOfClass(t *T) {
 		t.must(t.deleteClaim(t.ctx, claim.Name))
 	}
 	for i, parameters := range t.profile.Parameters.Invalid {
-		claim := claimOf(parameters)
+		claim := t.newWorkload(ofClass(t.classWith(parameters))).claim()
 		t.refused(fmt.Sprintf("parameters.invalid[%d] in a class", i), reference(claim))
 		t.unprepare(claim)
 		t.must(t.deleteClaim(t.ctx, claim.Name))
+	}
+}
+
+// different are the parameters that the container shows, and what it shows of either and not of the other, for the container
+// that uses one of the requests of such a claim.
+func (t *T) different(request string, options ...claimOption) (parameters []json.RawMessage, shown [2]map[string]bool) {
+	parameters = t.profile.Parameters.Different
+	if len(parameters) != 2 {
+		t.Skipf("the profile has no parameters that show in the container (parameters.different)")
+	}
+	var all [2]map[string]bool
+	for i := range parameters {
+		// Twice: what claims with the same parameters do not have in common is not from the parameters.
+		mine := func() map[string]bool {
+			return t.effect(request, append(slices.Clone(options), t.withParameters(t.vars.DriverName, parameters[i]))...)
+		}
+		second := mine()
+		all[i] = without(mine(), func(line string) bool { return !second[line] })
+	}
+	for i := range all {
+		shown[i] = without(all[i], func(line string) bool { return all[1-i][line] })
+		t.show(fmt.Sprintf("what only parameters.different[%d] do to the container for request %q", i, request), "%s",
+			strings.Join(slices.Sorted(maps.Keys(shown[i])), "\n"))
+	}
+	if len(shown[0])+len(shown[1]) == 0 {
+		t.Skipf("parameters.different do the same to the container")
+	}
+	return parameters, shown
+}
+
+// without is the set without what is to be left out.
+func without(set map[string]bool, leaveOut func(string) bool) map[string]bool {
+	rest := maps.Clone(set)
+	maps.DeleteFunc(rest, func(line string, _ bool) bool { return leaveOut(line) })
+	return rest
+}
+
+// effect is what a claim gives the container that uses one of its requests. The claim is gone then.
+func (t *T) effect(request string, options ...claimOption) map[string]bool {
+	claim := t.newWorkload(options...).claim()
+	var ids []string
+	for _, device := range t.prepareOne(claim) {
+		if slices.Contains(device.RequestNames, request) {
+			ids = append(ids, device.CdiDeviceIds...)
+		}
+	}
+	lines := t.edits(ids)
+	t.unprepare(claim)
+	t.must(t.deleteClaim(t.ctx, claim.Name))
+	return lines
+}
+
+// counted asserts that of the different parameters those with the index were applied, and the others were not.
+func (t *T) counted(what string, got map[string]bool, shown [2]map[string]bool, index int) {
+	for _, line := range slices.Sorted(maps.Keys(shown[index])) {
+		if !got[line] {
+			t.Errorf("%s: the container does not have %s, from parameters.different[%d]", what, line, index)
+		}
+	}
+	for _, line := range slices.Sorted(maps.Keys(shown[1-index])) {
+		if got[line] {
+			t.Errorf("%s: the container has %s, from parameters.different[%d]", what, line, 1-index)
+		}
+	}
+}
+
+func checkClaimParametersOverClass(t *T) {
+	parameters, shown := t.different("device")
+	for ofClaim := range parameters {
+		class := t.classWith(parameters[1-ofClaim])
+		got := t.effect("device", ofClass(class), t.withParameters(t.vars.DriverName, parameters[ofClaim]))
+		t.counted(fmt.Sprintf("parameters.different[%d] in the claim, [%d] in its class", ofClaim, 1-ofClaim), got, shown, ofClaim)
+	}
+}
+
+func checkParametersOfOneRequest(t *T) {
+	names := []string{"zero", "one"}
+	for i, name := range names {
+		parameters, shown := t.different(name, t.withRequests(names...))
+		each := func(claim *resourceapi.ResourceClaim) {
+			for i, name := range names {
+				t.withParameters(t.vars.DriverName, parameters[i])(claim)
+				claim.Spec.Devices.Config[i].Requests = []string{name}
+			}
+		}
+		got := t.effect(name, t.withRequests(names...), each)
+		t.counted(fmt.Sprintf("request %q of a claim with parameters.different[0] for \"zero\" and [1] for \"one\"", name), got, shown, i)
 	}
 }
 
@@ -626,9 +734,29 @@ func checkAllDevices(t *T) {
 	}
 }
 
+// smallest asks for as little of a device that can be shared as there can be asked for. Without it a claim may get all.
+func smallest(device resourceapi.Device) *resourceapi.CapacityRequirements {
+	requests := map[resourceapi.QualifiedName]resource.Quantity{}
+	for name, capacity := range device.Capacity {
+		policy := capacity.RequestPolicy
+		switch {
+		case policy == nil:
+		case policy.ValidRange != nil && policy.ValidRange.Min != nil && policy.ValidRange.Min.Sign() > 0:
+			requests[name] = *policy.ValidRange.Min
+		case len(policy.ValidValues) > 0:
+			requests[name] = policy.ValidValues[0]
+		}
+	}
+	if len(requests) == 0 {
+		return nil
+	}
+	return &resourceapi.CapacityRequirements{Requests: requests}
+}
+
 func checkSharedDevice(t *T) {
-	shareable := slices.ContainsFunc(devicesOf(t.published()), func(d poolDevice) bool { return ptr.Deref(d.AllowMultipleAllocations, false) })
-	if !shareable {
+	published := devicesOf(t.published())
+	at := slices.IndexFunc(published, func(d poolDevice) bool { return ptr.Deref(d.AllowMultipleAllocations, false) })
+	if at < 0 {
 		t.Skipf("no device has allowMultipleAllocations")
 	}
 	// Whatever the profile selects.
@@ -640,7 +768,8 @@ func checkSharedDevice(t *T) {
 	}, metav1.CreateOptions{})
 	t.must(err)
 	shares := func(claim *resourceapi.ResourceClaim) {
-		claim.Spec.Devices.Requests[0].Exactly.DeviceClassName = class.Name
+		ofClass(class.Name)(claim)
+		claim.Spec.Devices.Requests[0].Exactly.Capacity = smallest(published[at].Device)
 	}
 	// The allocator may spread claims over devices before it shares one.
 	var first, second *resourceapi.ResourceClaim
@@ -699,7 +828,7 @@ func checkCanceledCall(t *T) {
 	if _, err := t.tryPrepare(plugin); err != nil { // so that there is a connection
 		t.Fatalf("%v", err)
 	}
-	for _, after := range []time.Duration{time.Millisecond, 3 * time.Millisecond, 10 * time.Millisecond} {
+	for _, after := range []time.Duration{time.Millisecond, 3 * time.Millisecond, 10 * time.Millisecond, 100 * time.Millisecond} {
 		ctx, cancel := context.WithTimeout(t.ctx, after)
 		_, _ = plugin.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{reference(claim)}})
 		cancel()

@@ -7,7 +7,11 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
+	resourceapi "k8s.io/api/resource/v1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/simgpu/simgpu/conformance/internal/apiproxy"
 )
 
 func recoveryChecks() []Check {
@@ -52,6 +56,7 @@ func recoveryChecks() []Check {
 			Asserts: "After a reboot, which empties the CDI folder, a prepared claim that is prepared again has its spec.",
 			Source:  "kubernetes/kubernetes#141433",
 			Fix:     "Check on every prepare that the spec is there.",
+			takes:   30 * time.Second,
 			run:     checkReboot,
 		},
 		{
@@ -62,18 +67,34 @@ func recoveryChecks() []Check {
 			run:     checkKubeletRestartPrepares,
 		},
 		{
+			Name: "recovery/killed-before-prepare", Level: Must,
+			Asserts: "A driver that is killed before a call reaches it answers the first call once it is registered again.",
+			Source:  kubeletDRA + ": a call that fails is repeated a minute later",
+			Fix:     "Restore what was prepared before registering.",
+			run:     checkKilledBeforePrepare,
+		},
+		{
 			Name: "recovery/killed-while-preparing", Level: Must,
-			Asserts: "A driver that is killed in the middle of prepare can prepare and unprepare the claim once it is back.",
+			Asserts: "A driver that is killed in the middle of prepare - while it reads the claim, when it has written the first file, and at other times - can prepare and unprepare the claim once it is back.",
 			Source:  keptInSpec,
 			Fix:     "Undo or finish at the start what was begun.",
+			takes:   15 * time.Second,
 			run:     checkKilledWhilePreparing,
 		},
 		{
 			Name: "recovery/killed-while-unpreparing", Level: Must,
-			Asserts: "A driver that is killed in the middle of unprepare can unprepare the claim once it is back, and nothing is left.",
+			Asserts: "A driver that is killed in the middle of unprepare - when it has removed or written the first file, and at other times - can unprepare the claim once it is back, and nothing is left.",
 			Source:  unprepareDoc,
 			Fix:     "Undo or finish at the start what was begun.",
+			takes:   15 * time.Second,
 			run:     checkKilledWhileUnpreparing,
+		},
+		{
+			Name: "recovery/killed-after-unprepare", Level: Must,
+			Asserts: "A driver that is killed as soon as it has answered an unprepare has left nothing, and the device can be given to another claim once it is back.",
+			Source:  unprepareDoc + ": the kubelet forgets the claim with the answer",
+			Fix:     "Answer when everything is done.",
+			run:     checkKilledAfterUnprepare,
 		},
 		{
 			Name: "recovery/claim-deleted-while-down", Level: Should,
@@ -97,6 +118,20 @@ func recoveryChecks() []Check {
 			run:     checkStateTruncated,
 		},
 		{
+			Name: "recovery/state-read-only", Level: Should,
+			Asserts: "While its folder cannot be written to, the driver refuses new claims with an error and leaves nothing of them, or prepares them so that a restart does not forget who has the device. What was prepared before is unharmed.",
+			Source:  "a disk with errors is mounted read-only by the kernel",
+			Fix:     "Write the checkpoint before answering, and fail if that fails.",
+			run:     checkStateReadOnly,
+		},
+		{
+			Name: "recovery/clock-jumped", Level: Should,
+			Asserts: "A driver that is started after a jump of the clock, so that its files are of next year or of last year, has its claims.",
+			Source:  "nodes start before the time is set; kubernetes/kubernetes checks no file for its age either",
+			Fix:     "Do not infer from times whether what is on disk counts.",
+			run:     checkClockJumped,
+		},
+		{
 			Name: "recovery/api-server-away", Level: Must,
 			Asserts: "The driver stays up while the API server is away, and works once it is back.",
 			Source:  "k8s.io/client-go: watches are cut at any time",
@@ -115,6 +150,7 @@ func recoveryChecks() []Check {
 			Asserts: "A driver is registered again after the registry folder was emptied, by itself or after a restart.",
 			Source:  "k8s.io/kubernetes pkg/kubelet/pluginmanager",
 			Fix:     "Make the registration socket at every start.",
+			takes:   10 * time.Second,
 			run:     checkRegistryEmptied,
 		},
 	}
@@ -148,9 +184,13 @@ func checkSpecsOutliveRestart(t *T) {
 	t.resolves(ids)
 }
 
-// nothingLeft asserts that the CDI folder has no more files than before.
+// nothingLeft asserts that the CDI folder has no more specs than before.
 func (t *T) nothingLeft(before map[string]string) {
 	for name := range t.cdiFiles() {
+		// Others are none that a container runtime reads: a file that was being written when the driver was killed.
+		if ext := filepath.Ext(name); ext != ".json" && ext != ".yaml" {
+			continue
+		}
 		if _, was := before[name]; !was {
 			t.Errorf("%s is still there", name)
 		}
@@ -206,32 +246,97 @@ func checkKubeletRestartPrepares(t *T) {
 	}
 }
 
-// killDuring starts a call, kills the driver after the time and starts it again.
-func (t *T) killDuring(after time.Duration, call func(context.Context)) {
+// moment is a point in a call at which the driver is killed.
+type moment struct {
+	name string
+	// reached returns a channel that is closed at that point, and what is to be done when it is no longer waited for.
+	reached func() (<-chan struct{}, func())
+}
+
+// moments are points in a call. A call may end without reaching all of them.
+func (t *T) moments() []moment {
+	var all []moment
+	for _, after := range []time.Duration{0, time.Millisecond, 3 * time.Millisecond, 8 * time.Millisecond, 20 * time.Millisecond} {
+		all = append(all, moment{after.String() + " after its start", func() (<-chan struct{}, func()) {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), after)
+			return ctx.Done(), cancel
+		}})
+	}
+	all = append(all, moment{"while it reads a claim", func() (<-chan struct{}, func()) {
+		hold := t.proxy.Hold(func(r apiproxy.Request) bool { return r.Resource == "resourceclaims" })
+		return hold.Held, hold.Release
+	}})
+	for _, dir := range []string{t.vars.CDIDir, t.vars.PluginDir, t.vars.StateDir} {
+		all = append(all, moment{"at the first change in " + dir, func() (<-chan struct{}, func()) { return t.firstChange(dir) }})
+	}
+	return all
+}
+
+// firstChange returns a channel that is closed when something changes in the folder or in those in it.
+func (t *T) firstChange(dir string) (<-chan struct{}, func()) {
+	changed := make(chan struct{})
+	watcher, err := fsnotify.NewWatcher()
+	t.must(err)
+	t.must(filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.IsDir() {
+			return nil //nolint:nilerr // it has gone meanwhile
+		}
+		return watcher.Add(path)
+	}))
+	go func() {
+		if _, open := <-watcher.Events; open {
+			close(changed)
+		}
+	}()
+	return changed, func() { watcher.Close() }
+}
+
+// killDuring starts a call, kills the driver at that point, or when the call has ended before, and starts it again.
+func (t *T) killDuring(at moment, call func(context.Context)) {
 	ctx, cancel := context.WithTimeout(t.ctx, t.times.patience)
 	defer cancel()
+	reached, stop := at.reached()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		call(ctx)
 	}()
-	<-time.After(after)
+	early := false
+	select {
+	case <-reached:
+	case <-done:
+		early = true
+	}
 	t.stopDriver(true)
 	cancel()
+	stop()
 	<-done
+	t.show("driver killed", "%s (the call had ended: %v)", at.name, early)
 	t.must(t.startDriver())
 	t.awaitReady()
 }
 
-// moments are times after the start of a call at which a driver is killed.
-func moments() []time.Duration {
-	return []time.Duration{0, time.Millisecond, 3 * time.Millisecond, 8 * time.Millisecond, 20 * time.Millisecond}
+func checkKilledBeforePrepare(t *T) {
+	w, _ := t.prepared()
+	another := t.newWorkload().claim()
+	plugin := t.plugin()
+	t.stopDriver(true)
+	if _, err := t.tryPrepare(plugin, reference(another)); err == nil {
+		t.Errorf("a driver that was killed answers")
+	}
+	t.must(t.startDriver())
+	t.awaitReady()
+	for _, claim := range []*resourceapi.ResourceClaim{another, w.claim()} {
+		for _, device := range t.prepareOne(claim) {
+			t.resolves(device.CdiDeviceIds)
+		}
+	}
 }
 
 func checkKilledWhilePreparing(t *T) {
 	before := t.cdiFiles()
 	claim := t.newWorkload().claim()
-	for _, moment := range moments() {
+	for _, moment := range t.moments() {
 		plugin := t.plugin()
 		t.killDuring(moment, func(ctx context.Context) {
 			_, _ = plugin.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{reference(claim)}})
@@ -247,7 +352,7 @@ func checkKilledWhilePreparing(t *T) {
 func checkKilledWhileUnpreparing(t *T) {
 	before := t.cdiFiles()
 	claim := t.newWorkload().claim()
-	for _, moment := range moments() {
+	for _, moment := range t.moments() {
 		t.prepareOne(claim)
 		plugin := t.plugin()
 		t.killDuring(moment, func(ctx context.Context) {
@@ -255,6 +360,120 @@ func checkKilledWhileUnpreparing(t *T) {
 		})
 		t.unprepare(claim)
 		t.nothingLeft(before)
+	}
+}
+
+func checkKilledAfterUnprepare(t *T) {
+	before := t.cdiFiles()
+	first, _ := t.prepared()
+	t.unprepare(first.claim())
+	t.stopDriver(true)
+	t.nothingLeft(before)
+	second := t.newClaim()
+	second.Status.Allocation = first.claim().Status.Allocation.DeepCopy()
+	t.must(t.deleteClaim(t.ctx, first.claim().Name))
+	t.must(t.startDriver())
+	t.awaitReady()
+	second = t.rewriteAllocation(second)
+	t.compareDevices(second, t.prepareOne(second))
+}
+
+// eachOwn calls f for everything in the folders that a driver keeps its state in.
+func (t *T) eachOwn(f func(path string, entry fs.DirEntry) error) {
+	for _, dir := range []string{t.vars.PluginDir, t.vars.StateDir} {
+		t.must(filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			return f(path, entry)
+		}))
+	}
+}
+
+func checkStateReadOnly(t *T) {
+	t.stopDriver(false)
+	var err error
+	if t.driver, err = t.command.StartBound(t.vars, t.log); err != nil {
+		t.fresh = true
+		t.Skipf("a folder cannot be made read-only for the driver here: %v", err)
+	}
+	t.awaitReady()
+	kept := t.newWorkload().claim()
+	answer := t.prepareOne(kept)
+	before := t.cdiFiles()
+	claim := t.newWorkload().claim()
+
+	modes := map[string]fs.FileMode{}
+	writable := func() {
+		for path, mode := range modes {
+			_ = os.Chmod(path, mode) // it may be gone
+		}
+		modes = nil
+	}
+	t.deferred(writable)
+	t.eachOwn(func(path string, entry fs.DirEntry) error {
+		if !entry.IsDir() && !entry.Type().IsRegular() {
+			return nil
+		}
+		info, err := entry.Info()
+		if err != nil {
+			return err
+		}
+		modes[path] = info.Mode().Perm()
+		return os.Chmod(path, info.Mode().Perm()&^0o222)
+	})
+	response, err := t.tryPrepare(t.plugin(), reference(claim))
+	if err == nil {
+		err = errorOf(response.GetClaims()[string(claim.UID)])
+	}
+	select {
+	case <-t.driver.Done():
+		t.Fatalf("the driver has ended: %v", t.driver.Exit())
+	default:
+	}
+	if err != nil {
+		for name := range t.cdiFiles() {
+			if _, was := before[name]; !was {
+				t.Errorf("the claim is refused, and the CDI spec %s was written", name)
+			}
+		}
+		t.notef("the driver says: %v", err)
+	}
+	writable()
+	if err != nil {
+		t.prepareOne(claim)
+	}
+	t.restartDriver(true)
+	t.compareAnswers(answer, t.prepareOne(kept))
+	if claim.Status.Allocation.Devices.Results[0].ShareID == nil {
+		another := t.newClaim()
+		another.Status.Allocation = claim.Status.Allocation.DeepCopy()
+		another = t.rewriteAllocation(another)
+		t.refused("a second claim for the device of a claim that was prepared while nothing could be written", reference(another))
+	}
+	t.unprepare(claim, kept)
+}
+
+func checkClockJumped(t *T) {
+	w, ids := t.prepared()
+	answer := t.prepareOne(w.claim())
+	another := t.newClaim()
+	another.Status.Allocation = w.claim().Status.Allocation.DeepCopy()
+	another = t.rewriteAllocation(another)
+	for _, jump := range []time.Duration{365 * 24 * time.Hour, -365 * 24 * time.Hour} {
+		t.stopDriver(true)
+		then := time.Now().Add(jump)
+		t.eachOwn(func(path string, _ fs.DirEntry) error { return os.Chtimes(path, then, then) })
+		for name := range t.cdiFiles() {
+			t.must(os.Chtimes(filepath.Join(t.vars.CDIDir, name), then, then))
+		}
+		t.must(t.startDriver())
+		t.awaitReady()
+		t.resolves(ids)
+		if another.Status.Allocation.Devices.Results[0].ShareID == nil {
+			t.refused("a second claim for the device", reference(another))
+		}
+		t.compareAnswers(answer, t.prepareOne(w.claim()))
 	}
 }
 

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	drapbv1beta1 "k8s.io/kubelet/pkg/apis/dra/v1beta1"
@@ -107,10 +109,25 @@ func registrationChecks() []Check {
 			run:     checkForeignSockets,
 		},
 		{
+			Name: "registration/socket-paths", Level: Must,
+			Asserts: "The sockets have paths that fit into the 107 bytes that the kernel allows in the folders of a real node, /var/lib/kubelet/plugins_registry and /var/lib/kubelet/plugins.",
+			Source:  "unix(7); k8s.io/kubernetes pkg/kubelet/pluginmanager: a socket that cannot be connected to is retried for ever",
+			Fix:     "Use shorter names of files. With RollingUpdate the pod's UID is in them, and the name of the driver has to be shorter.",
+			run:     checkSocketPaths,
+		},
+		{
+			Name: "registration/long-driver-name", Level: Should,
+			Asserts: "A driver whose name can be chosen ({{.DriverName}} is in its command) works with the longest that the API allows, 63 characters, when it does not run beside another instance.",
+			Source:  "k8s.io/api/resource/v1 ResourceSliceSpec.Driver; DriverNameMaxLength",
+			Fix:     "Do not repeat the name in paths of sockets.",
+			run:     checkLongDriverName,
+		},
+		{
 			Name: "registration/rolling-update", Level: Should,
 			Asserts: "A driver that can run beside another instance of itself hands over to it without a call that fails; what the one has prepared the other unprepares.",
 			Source:  "k8s.io/dynamic-resource-allocation/kubeletplugin RollingUpdate; k8s.io/kubernetes pkg/kubelet/cm/dra/plugin: the instance that registered last is called",
 			Fix:     "Share the checkpoint and lock it; name the sockets after the pod's UID.",
+			takes:   10 * time.Second,
 			run:     checkRollingUpdate,
 		},
 	}
@@ -174,6 +191,59 @@ func checkEndpoint(t *T) {
 	}
 }
 
+func checkSocketPaths(t *T) {
+	const most = 107
+	own := t.own()
+	for _, s := range []struct{ path, here, there string }{
+		{own.socket, t.vars.RegistryDir, "/var/lib/kubelet/plugins_registry"},
+		{own.info.Endpoint, t.vars.PluginsDir, "/var/lib/kubelet/plugins"},
+	} {
+		name, err := filepath.Rel(s.here, s.path)
+		if err != nil || strings.HasPrefix(name, "..") {
+			continue // wherever it is, here it works
+		}
+		if path := filepath.Join(s.there, name); len(path) > most {
+			t.Errorf("%s has %d bytes; a socket can have %d", path, len(path), most)
+		}
+	}
+}
+
+func checkLongDriverName(t *T) {
+	if !t.command.Uses("DriverName") {
+		t.Skipf("the name of the driver cannot be chosen: {{.DriverName}} is not in its command")
+	}
+	t.stopDriver(false)
+	t.fresh = true
+	vars := t.vars
+	t.deferred(func() { t.vars = vars })
+	const suffix = ".example.com"
+	t.vars.DriverName = strings.Repeat("x", resourceapi.DriverNameMaxLength-len(suffix)) + suffix
+	t.vars.PluginDir = filepath.Join(t.vars.PluginsDir, t.vars.DriverName)
+	t.vars.PodUID = ""
+	t.must(os.MkdirAll(t.vars.PluginDir, 0o755))
+	t.must(t.startDriver())
+	t.awaitReady()
+	class, err := t.admin.ResourceV1().DeviceClasses().Create(t.ctx, &resourceapi.DeviceClass{
+		ObjectMeta: metav1.ObjectMeta{Name: uniqueName("long-name")},
+		Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+			Expression: fmt.Sprintf("device.driver == %q", t.vars.DriverName),
+		}}}},
+	}, metav1.CreateOptions{})
+	t.must(err)
+	w := t.newWorkload(ofClass(class.Name))
+	if err := t.kubelet.Prepare(t.ctx, w.pod); err != nil {
+		t.Fatalf("%v", err)
+	}
+	ids, err := t.kubelet.CDIDevices(w.pod, &w.pod.Spec.Containers[0])
+	t.must(err)
+	t.resolves(ids)
+	if err := t.kubelet.Unprepare(t.ctx, w.pod); err != nil {
+		t.Errorf("%v", err)
+	}
+	t.stopDriver(false)
+	t.must(t.deleteSlices(t.ctx, resourceapi.ResourceSliceSelectorDriver+"="+t.vars.DriverName))
+}
+
 func checkSupportedVersions(t *T) {
 	versions := t.own().info.SupportedVersions
 	v1 := slices.Index(versions, drapb.DRAPluginService)
@@ -201,6 +271,7 @@ func checkKnownServices(t *T) {
 func checkKubeletRestart(t *T) {
 	pid := t.driver.PID()
 	t.restartKubelet()
+	t.holds(time.Second, "the driver does not stay registered with a kubelet that was restarted", func() error { return t.registered(t.ctx) })
 	if t.driver.PID() != pid {
 		t.Errorf("the driver was restarted")
 	}
@@ -249,12 +320,8 @@ func checkRollingUpdate(t *T) {
 			t.Skipf("a second instance ends: %v", second.Exit())
 		default:
 		}
-		endpoints := map[string]bool{}
-		for _, r := range t.registrations(t.ctx) {
-			endpoints[r.info.Endpoint] = true
-		}
-		if len(endpoints) < 2 {
-			return errors.New("one endpoint is registered")
+		if registered := t.kubelet.Endpoints(t.vars.DriverName); len(registered) < 2 {
+			return fmt.Errorf("registered is %v", registered)
 		}
 		return nil
 	})

@@ -10,6 +10,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -27,7 +28,7 @@ func resourceSliceChecks() []Check {
 			Source:  poolDoc,
 			Fix:     "Use k8s.io/dynamic-resource-allocation/resourceslice.",
 			run: func(t *T) {
-				if err := complete(t.published()); err != nil {
+				if err := complete(t.settled()); err != nil {
 					t.Errorf("%v", err)
 				}
 			},
@@ -59,7 +60,7 @@ func resourceSliceChecks() []Check {
 			Source:  "without devices nothing else can be tested",
 			Fix:     "Give the driver something to publish.",
 			run: func(t *T) {
-				if len(devicesOf(t.published())) == 0 {
+				if len(devicesOf(t.settled())) == 0 {
 					t.Errorf("no slice has a device")
 				}
 			},
@@ -118,6 +119,7 @@ func resourceSliceChecks() []Check {
 			Asserts: "After a restart the driver leaves slices as they are when nothing has changed.",
 			Source:  "k8s.io/dynamic-resource-allocation/resourceslice: existing slices are kept",
 			Fix:     "Give devices names and an order that do not depend on the moment.",
+			takes:   10 * time.Second,
 			run:     checkStableOverRestart,
 		},
 		{
@@ -125,6 +127,7 @@ func resourceSliceChecks() []Check {
 			Asserts: "A slice that somebody deletes comes back.",
 			Source:  "the kubelet deletes the slices of its node when it starts (pkg/kubelet/cm/dra/plugin wipeResourceSlices)",
 			Fix:     "Watch the own slices; k8s.io/dynamic-resource-allocation/resourceslice does.",
+			takes:   30 * time.Second,
 			run:     checkRecreated,
 		},
 		{
@@ -132,6 +135,7 @@ func resourceSliceChecks() []Check {
 			Asserts: "A slice that somebody changes is put right.",
 			Source:  "k8s.io/dynamic-resource-allocation/resourceslice",
 			Fix:     "Watch the own slices.",
+			takes:   30 * time.Second,
 			run:     checkRestoredWhenChanged,
 		},
 		{
@@ -140,6 +144,14 @@ func resourceSliceChecks() []Check {
 			Source:  "k8s.io/dynamic-resource-allocation/kubeletplugin Helper.Stop; k8s.io/kubernetes pkg/kubelet/cm/dra/plugin: pendingWipes",
 			Fix:     "Leave the slices to the kubelet.",
 			run:     checkStayAfterStop,
+		},
+		{
+			Name: "resourceslices/dropped-counters", Level: Should,
+			Asserts: "Where the API server drops counters (no DRAPartitionableDevices), what is published does not overlap: all of it can be allocated at once then. The driver does not try again and again.",
+			Source:  "k8s.io/kubernetes pkg/registry/resource/resourceslice/strategy.go dropDisabledFields; k8s.io/dynamic-resource-allocation/resourceslice DroppedFieldsError, which HandleError gets",
+			Fix:     "Publish the devices that stand for themselves when HandleError is given a DroppedFieldsError.",
+			takes:   20 * time.Second,
+			run:     checkDroppedCounters,
 		},
 		{
 			Name: "resourceslices/watches", Level: Should,
@@ -161,6 +173,12 @@ func (t *T) published() []resourceapi.ResourceSlice {
 	}
 	t.show("ResourceSlices", "%s", strings.Join(lines, "\n"))
 	return published
+}
+
+// settled is published once the driver has written no slice for a while: there may be more to come than makes it ready.
+func (t *T) settled() []resourceapi.ResourceSlice {
+	t.settle()
+	return t.published()
 }
 
 type poolDevice struct {
@@ -203,7 +221,7 @@ func checkNoOldGeneration(t *T) {
 
 func checkOwnNode(t *T) {
 	local := false
-	for _, s := range t.published() {
+	for _, s := range t.settled() {
 		switch {
 		case s.Spec.NodeName == nil:
 		case *s.Spec.NodeName != t.nodeName:
@@ -220,7 +238,7 @@ func checkOwnNode(t *T) {
 func checkOwner(t *T) {
 	node, err := t.admin.CoreV1().Nodes().Get(t.ctx, t.nodeName, metav1.GetOptions{})
 	t.must(err)
-	for _, s := range t.published() {
+	for _, s := range t.settled() {
 		if s.Spec.NodeName == nil {
 			continue
 		}
@@ -232,7 +250,7 @@ func checkOwner(t *T) {
 
 func checkUniqueDevices(t *T) {
 	seen := map[string]bool{}
-	for _, device := range devicesOf(t.published()) {
+	for _, device := range devicesOf(t.settled()) {
 		if seen[key(device.pool, device.Name)] {
 			t.Errorf("device %s is twice in pool %s", device.Name, device.pool)
 		}
@@ -272,7 +290,7 @@ func eachConsumption(published []resourceapi.ResourceSlice, f func(device poolDe
 }
 
 func checkCounterSetsExist(t *T) {
-	used := eachConsumption(t.published(), func(device poolDevice, set, counter string, _ resourceapi.Counter, available *resourceapi.Counter) {
+	used := eachConsumption(t.settled(), func(device poolDevice, set, counter string, _ resourceapi.Counter, available *resourceapi.Counter) {
 		if available == nil {
 			t.Errorf("device %s consumes counter %s of counter set %s, which pool %s does not have", device.Name, counter, set, device.pool)
 		}
@@ -283,7 +301,7 @@ func checkCounterSetsExist(t *T) {
 }
 
 func checkConsumptionFits(t *T) {
-	used := eachConsumption(t.published(), func(device poolDevice, set, counter string, consumed resourceapi.Counter, available *resourceapi.Counter) {
+	used := eachConsumption(t.settled(), func(device poolDevice, set, counter string, consumed resourceapi.Counter, available *resourceapi.Counter) {
 		if available != nil && consumed.Value.Cmp(available.Value) > 0 {
 			t.Errorf("device %s consumes %s of counter %s in %s, and there is %s", device.Name, consumed.Value.String(), counter, set, available.Value.String())
 		}
@@ -294,7 +312,7 @@ func checkConsumptionFits(t *T) {
 }
 
 func checkUniqueCounterSets(t *T) {
-	sets := counterSets(t.published())
+	sets := counterSets(t.settled())
 	if len(sets) == 0 {
 		t.Skipf("no counter sets are published")
 	}
@@ -318,7 +336,7 @@ func checkStandardAttributes(t *T) {
 		},
 	}
 	found := false
-	for _, device := range devicesOf(t.published()) {
+	for _, device := range devicesOf(t.settled()) {
 		for name, value := range device.Attributes {
 			if !strings.HasPrefix(string(name), domain) {
 				continue
@@ -356,7 +374,7 @@ func stringLike(a resourceapi.DeviceAttribute, prefix, example string) error {
 
 func checkAttributesConsistent(t *T) {
 	types := map[resourceapi.QualifiedName]string{}
-	for _, device := range devicesOf(t.published()) {
+	for _, device := range devicesOf(t.settled()) {
 		for name, value := range device.Attributes {
 			kind := attributeType(value)
 			if other := types[name]; other != "" && other != kind {
@@ -413,11 +431,9 @@ func (t *T) pause(d time.Duration) {
 }
 
 func checkStableOverRestart(t *T) {
-	t.settle()
-	before := t.published()
+	before := t.settled()
 	t.restartDriver(false)
-	t.settle()
-	after := t.published()
+	after := t.settled()
 	for _, old := range before {
 		at := slices.IndexFunc(after, func(s resourceapi.ResourceSlice) bool { return s.UID == old.UID })
 		switch {
@@ -433,8 +449,7 @@ func checkStableOverRestart(t *T) {
 }
 
 func checkRecreated(t *T) {
-	t.settle()
-	before := devicesOf(t.published())
+	before := devicesOf(t.settled())
 	t.must(t.deleteSlices(t.ctx, resourceapi.ResourceSliceSelectorDriver+"="+t.vars.DriverName))
 	t.awaitDevices(before)
 }
@@ -460,8 +475,7 @@ func (t *T) awaitDevices(want []poolDevice) {
 }
 
 func checkRestoredWhenChanged(t *T) {
-	t.settle()
-	published := t.published()
+	published := t.settled()
 	want := devicesOf(published)
 	at := slices.IndexFunc(published, func(s resourceapi.ResourceSlice) bool { return len(s.Spec.Devices) > 1 })
 	if at < 0 {
@@ -475,12 +489,71 @@ func checkRestoredWhenChanged(t *T) {
 }
 
 func checkStayAfterStop(t *T) {
-	t.settle()
-	before := t.published()
+	before := t.settled()
 	t.stopDriver(false)
 	if after := t.published(); len(after) < len(before) {
 		t.Errorf("of %d slices %d are left after the driver was stopped", len(before), len(after))
 	}
+}
+
+// withoutCounters does what an API server without DRAPartitionableDevices does.
+func withoutCounters(slice *resourceapi.ResourceSlice) {
+	slice.Spec.SharedCounters = nil
+	for i := range slice.Spec.Devices {
+		slice.Spec.Devices[i].ConsumesCounters = nil
+	}
+}
+
+// startDropping has the driver begin anew on an API server that drops fields.
+func (t *T) startDropping(drop func(*resourceapi.ResourceSlice)) {
+	t.stopDriver(false)
+	t.must(t.deleteSlices(t.ctx, resourceapi.ResourceSliceSelectorDriver+"="+t.vars.DriverName))
+	t.proxy.Drop(drop)
+	t.fresh = true
+	t.deferred(func() { t.proxy.Drop(nil) })
+	since := time.Now()
+	t.must(t.startDriver())
+	t.await("the driver writes no ResourceSlice", func() error {
+		for _, request := range t.proxy.Requests(since) {
+			if request.Writes() && request.Resource == "resourceslices" {
+				return nil
+			}
+		}
+		return errors.New("no write yet")
+	})
+	t.settle()
+}
+
+func checkDroppedCounters(t *T) {
+	before := t.settled()
+	if !eachConsumption(before, func(poolDevice, string, string, resourceapi.Counter, *resourceapi.Counter) {}) {
+		t.Skipf("no device consumes counters")
+	}
+	t.startDropping(withoutCounters)
+	t.await("devices that overlap are published without the counters that keep them apart", func() error {
+		now := map[string]bool{}
+		for _, device := range devicesOf(t.published()) {
+			now[key(device.pool, device.Name)] = true
+		}
+		left := map[string]resource.Quantity{}
+		var overlaps error
+		eachConsumption(before, func(device poolDevice, set, counter string, consumed resourceapi.Counter, available *resourceapi.Counter) {
+			if !now[key(device.pool, device.Name)] || available == nil {
+				return
+			}
+			name := key(key(device.pool, set), counter)
+			if _, begun := left[name]; !begun {
+				left[name] = available.Value.DeepCopy()
+			}
+			rest := left[name]
+			rest.Sub(consumed.Value)
+			left[name] = rest
+			if rest.Sign() < 0 && overlaps == nil {
+				overlaps = fmt.Errorf("with device %s more of counter %s in %s is published than there is", device.Name, counter, set)
+			}
+		})
+		return overlaps
+	})
 }
 
 func checkWatchesOwn(t *T) {

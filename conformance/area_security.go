@@ -2,16 +2,17 @@ package conformance
 
 import (
 	"io/fs"
-	"maps"
 	"path/filepath"
-	"slices"
-	"strings"
+	"time"
 
+	rbacv1 "k8s.io/api/rbac/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 )
+
+const modestDoc = "Kubernetes documentation, RBAC good practices: whoever gets hold of one node has the rights of the drivers on it"
 
 func securityChecks() []Check {
 	return []Check{
@@ -20,6 +21,7 @@ func securityChecks() []Check {
 			Asserts: "Slices of other nodes and of other drivers are left alone.",
 			Source:  "KEP-4381: a node plugin may write the slices of its node only; an admission policy refuses the rest",
 			Fix:     "Select by driver and node.",
+			takes:   10 * time.Second,
 			run:     checkForeignSlices,
 		},
 		{
@@ -32,8 +34,9 @@ func securityChecks() []Check {
 		{
 			Name: "security/modest-verbs", Level: Should,
 			Asserts: "The driver uses only what a node driver may need: it reads no secrets and writes no objects but slices, the status of claims, events, leases, and the node it is on.",
-			Source:  "whoever gets hold of one node has the rights of the drivers on it",
+			Source:  modestDoc,
 			Fix:     "Move the rest into a controller.",
+			last:    true,
 			run:     checkModestVerbs,
 		},
 		{
@@ -41,7 +44,15 @@ func securityChecks() []Check {
 			Asserts: "The roles in the driver's own manifest (--rbac) are enough for everything that it does.",
 			Source:  "Kubernetes RBAC",
 			Fix:     "Add the verbs to the role.",
+			last:    true,
 			run:     checkDeclaredRBAC,
+		},
+		{
+			Name: "security/modest-roles", Level: Should,
+			Asserts: "The roles in the driver's own manifest (--rbac) grant no more than a node driver may need: nothing by \"*\", no secrets, no collections to delete, and nothing to write but slices, the status of claims, events, leases, and nodes.",
+			Source:  modestDoc,
+			Fix:     "Name verbs and resources one by one; move the rest into a controller.",
+			run:     checkModestRoles,
 		},
 	}
 }
@@ -94,80 +105,43 @@ func checkFilesNotWorldWritable(t *T) {
 	}
 }
 
-// usedVerbs are what the driver has asked the API server for since the kit was started: verbs by group/resource.
-func (t *T) usedVerbs() map[string]map[string]bool {
-	used := map[string]map[string]bool{}
-	for _, request := range t.proxy.Requests(t.since) {
-		if request.Resource == "" {
-			continue
-		}
-		resource := request.Resource
-		if request.Group != "" {
-			resource += "." + request.Group
-		}
-		if used[resource] == nil {
-			used[resource] = map[string]bool{}
-		}
-		used[resource][request.Verb] = true
-	}
-	return used
-}
-
-// modest are the objects that a node driver may write.
-var modest = []string{
-	"resourceslices.resource.k8s.io", "resourceclaims/status.resource.k8s.io", "resourceclaims/driver.resource.k8s.io",
-	"events", "events.events.k8s.io", "leases.coordination.k8s.io", "nodes", "nodes/status",
+// rights are what the driver may do and what it has done.
+func (t *T) rights() []Right {
+	asked, err := t.asked()
+	t.must(err)
+	return rights(t.roles, asked)
 }
 
 func checkModestVerbs(t *T) {
 	t.prepared()
-	used := t.usedVerbs()
-	for _, resource := range slices.Sorted(maps.Keys(used)) {
-		verbs := slices.Sorted(maps.Keys(used[resource]))
-		t.notef("used: %s %s", resource, strings.Join(verbs, ","))
-		for _, verb := range verbs {
-			switch reads := verb == "get" || verb == "list" || verb == "watch"; {
-			case reads && strings.HasPrefix(resource, "secrets"):
-				t.Errorf("the driver reads secrets (%s)", verb)
-			case !reads && !slices.Contains(modest, resource):
-				t.Errorf("the driver writes %s (%s)", resource, verb)
-			case verb == "deletecollection":
-				t.Errorf("the driver deletes collections of %s", resource)
-			}
+	for _, right := range t.rights() {
+		if what := immodest(right); right.Used && right.Verb != rbacv1.VerbAll && what != "" {
+			t.Errorf("the driver does what a node driver has no need of: %s", what)
 		}
 	}
 }
 
-func checkDeclaredRBAC(t *T) {
+func (t *T) needsRoles() {
 	if len(t.roles) == 0 {
 		t.Skipf("the driver has the rights of an administrator; --rbac gives it those of its manifest")
 	}
+}
+
+func checkDeclaredRBAC(t *T) {
+	t.needsRoles()
 	t.prepared()
-	refused := map[string]bool{}
-	for _, request := range t.proxy.Requests(t.since) {
-		if request.Status == 403 {
-			refused[request.Verb+" "+request.Resource+" "+request.Group] = true
+	for _, right := range t.rights() {
+		if right.Refused {
+			t.Errorf("refused: %s %s", right.Verb, right.Resource)
 		}
 	}
-	for _, request := range slices.Sorted(maps.Keys(refused)) {
-		t.Errorf("refused: %s", strings.TrimSpace(request))
-	}
-	used := t.usedVerbs()
-	for _, role := range t.roles {
-		for _, rule := range role.Rules {
-			for _, group := range rule.APIGroups {
-				for _, resource := range rule.Resources {
-					name := resource
-					if group != "" {
-						name += "." + group
-					}
-					for _, verb := range rule.Verbs {
-						if !used[name][verb] {
-							t.notef("granted and not used: %s %s", name, verb)
-						}
-					}
-				}
-			}
+}
+
+func checkModestRoles(t *T) {
+	t.needsRoles()
+	for _, right := range t.rights() {
+		if what := immodest(right); right.Granted && what != "" {
+			t.Errorf("the roles grant what a node driver has no need of: %s", what)
 		}
 	}
 }

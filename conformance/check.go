@@ -48,7 +48,9 @@ type Check struct {
 
 	// takes is roughly how long a driver that passes keeps the check waiting, where that is long.
 	takes time.Duration
-	run   func(*T)
+	// last is for checks that look at what the driver has done all the time: they are made when the others are done.
+	last bool
+	run  func(*T)
 }
 
 // Checks returns all checks in the order in which they run: by area, and within an area from what others rest on to what

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"strings"
+	"sync"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,6 +38,9 @@ type cluster struct {
 	control *controlplane.ControlPlane
 	admin   kubernetes.Interface
 	roles   []rbacv1.ClusterRole
+	// slicesTo is where published slices go that are looked at later, once.
+	slicesTo string
+	slicesOf sync.Once
 	// boundTo are the names of the roles of a driver.
 	boundTo  []string
 	testbeds []*testbed
@@ -44,7 +48,7 @@ type cluster struct {
 
 // startCluster starts the API server and makes so many nodes, all for the same driver.
 func startCluster(ctx context.Context, dir string, nodes int, command *process.Command, opts Options) (_ *cluster, err error) {
-	c := &cluster{roles: opts.Roles}
+	c := &cluster{roles: opts.Roles, slicesTo: opts.Slices}
 	defer func() {
 		if err != nil {
 			c.stop()

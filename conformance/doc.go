@@ -13,6 +13,7 @@
 //	cluster.go what the nodes of a run have in common: the API server, and what drivers may do there
 //	testbed.go a node that the driver is on: folders, kubelet, the driver's process
 //	run.go     which checks run, in which order, and what is put right between them
+//	rights.go  what the driver may do at the API server, and what it has done
 //	report.go  results as a table, JSON and JUnit XML
 //	profile.go what to know about a driver
 //	area_*.go  the checks, by area

@@ -37,60 +37,68 @@ var catches = map[string]string{
 	"exits-on-second-notification":    "registration/stays-registered",
 	"removes-foreign-sockets":         "registration/foreign-sockets",
 	"takes-sockets-of-other-instance": "registration/rolling-update",
+	"long-socket-name":                "registration/socket-paths",
+	"name-in-every-path":              "registration/long-driver-name",
 
-	"no-devices":                   "resourceslices/has-devices",
-	"incomplete-pool":              "resourceslices/complete-pools",
-	"old-generation":               "resourceslices/no-old-generation",
-	"other-node":                   "resourceslices/own-node",
-	"no-owner":                     "resourceslices/owner",
-	"device-in-two-slices":         "resourceslices/unique-devices",
-	"counter-set-missing":          "resourceslices/counter-sets-exist",
-	"consumes-too-much":            "resourceslices/consumption-fits",
-	"counter-set-twice":            "resourceslices/unique-counter-sets",
-	"unknown-standard-attribute":   "resourceslices/standard-attributes",
-	"malformed-standard-attribute": "resourceslices/standard-attributes",
-	"inconsistent-attribute":       "resourceslices/attributes-consistent",
-	"writes-when-idle":             "resourceslices/no-write-when-idle",
-	"unstable-names":               "resourceslices/stable-over-restart",
-	"publishes-once":               "resourceslices/recreated-when-deleted",
-	"watches-all-slices":           "resourceslices/watches",
-	"deletes-slices-on-stop":       "resourceslices/stay-after-stop",
+	"no-devices":                    "resourceslices/has-devices",
+	"incomplete-pool":               "resourceslices/complete-pools",
+	"old-generation":                "resourceslices/no-old-generation",
+	"other-node":                    "resourceslices/own-node",
+	"no-owner":                      "resourceslices/owner",
+	"device-in-two-slices":          "resourceslices/unique-devices",
+	"counter-set-missing":           "resourceslices/counter-sets-exist",
+	"consumes-too-much":             "resourceslices/consumption-fits",
+	"counter-set-twice":             "resourceslices/unique-counter-sets",
+	"unknown-standard-attribute":    "resourceslices/standard-attributes",
+	"malformed-standard-attribute":  "resourceslices/standard-attributes",
+	"inconsistent-attribute":        "resourceslices/attributes-consistent",
+	"writes-when-idle":              "resourceslices/no-write-when-idle",
+	"unstable-names":                "resourceslices/stable-over-restart",
+	"publishes-once":                "resourceslices/recreated-when-deleted",
+	"watches-all-slices":            "resourceslices/watches",
+	"deletes-slices-on-stop":        "resourceslices/stay-after-stop",
+	"overlaps-without-counters":     "resourceslices/dropped-counters",
+	"writes-dropped-counters-again": "resourceslices/dropped-counters",
 
-	"wrong-claim-uid":            "prepare/answers-for-the-claim",
-	"extra-device":               "prepare/devices-are-the-allocated-ones",
-	"missing-device":             "prepare/devices-are-the-allocated-ones",
-	"no-request-names":           "prepare/request-names",
-	"wrong-request-names":        "prepare/request-names",
-	"unqualified-cdi-id":         "prepare/cdi-ids",
-	"no-cdi-id":                  "prepare/cdi-ids",
-	"not-idempotent":             "prepare/same-answer-twice",
-	"other-answer-again":         "prepare/same-answer-twice",
-	"not-concurrent":             "prepare/same-answer-concurrently",
-	"first-of-batch":             "prepare/batch",
-	"first-request-only":         "prepare/several-requests",
-	"subrequest-names":           "prepare/subrequest",
-	"accepts-missing-claims":     "prepare/missing-claim",
-	"fails-for-other-drivers":    "prepare/devices-of-other-drivers",
-	"accepts-unknown-device":     "prepare/unknown-device",
-	"device-twice":               "prepare/no-device-twice",
-	"refuses-admin-access":       "prepare/admin-access",
-	"fails-whole-batch":          "prepare/broken-claim-in-batch",
-	"reads-parameters-of-others": "prepare/parameters-of-another-driver",
-	"refuses-parameters":         "prepare/valid-parameters",
-	"accepts-all-parameters":     "prepare/invalid-parameters",
-	"canceled-call-locks":        "prepare/canceled-call",
-	"trusts-classes":             "prepare/parameters-of-class",
-	"first-few-of-all":           "prepare/all-devices",
-	"refuses-shares":             "prepare/shared-device",
-	"no-share-id":                "prepare/shared-device",
+	"wrong-claim-uid":             "prepare/answers-for-the-claim",
+	"extra-device":                "prepare/devices-are-the-allocated-ones",
+	"missing-device":              "prepare/devices-are-the-allocated-ones",
+	"no-request-names":            "prepare/request-names",
+	"wrong-request-names":         "prepare/request-names",
+	"unqualified-cdi-id":          "prepare/cdi-ids",
+	"no-cdi-id":                   "prepare/cdi-ids",
+	"not-idempotent":              "prepare/same-answer-twice",
+	"other-answer-again":          "prepare/same-answer-twice",
+	"not-concurrent":              "prepare/same-answer-concurrently",
+	"first-of-batch":              "prepare/batch",
+	"first-request-only":          "prepare/several-requests",
+	"subrequest-names":            "prepare/subrequest",
+	"accepts-missing-claims":      "prepare/missing-claim",
+	"fails-for-other-drivers":     "prepare/devices-of-other-drivers",
+	"accepts-unknown-device":      "prepare/unknown-device",
+	"device-twice":                "prepare/no-device-twice",
+	"refuses-admin-access":        "prepare/admin-access",
+	"fails-whole-batch":           "prepare/broken-claim-in-batch",
+	"reads-parameters-of-others":  "prepare/parameters-of-another-driver",
+	"refuses-parameters":          "prepare/valid-parameters",
+	"accepts-all-parameters":      "prepare/invalid-parameters",
+	"canceled-call-locks":         "prepare/canceled-call",
+	"trusts-classes":              "prepare/parameters-of-class",
+	"first-few-of-all":            "prepare/all-devices",
+	"refuses-shares":              "prepare/shared-device",
+	"no-share-id":                 "prepare/shared-device",
+	"class-over-claim":            "prepare/claim-parameters-over-class",
+	"parameters-for-all-requests": "prepare/parameters-of-one-request",
 
-	"no-spec":             "cdi/resolves",
-	"invalid-spec":        "cdi/valid",
-	"newest-cdi-version":  "cdi/minimal-version",
-	"relative-mount":      "cdi/absolute-paths",
-	"missing-mount":       "cdi/absolute-paths",
-	"spec-not-restored":   "cdi/restored-by-prepare",
-	"world-writable-spec": "cdi/not-world-writable",
+	"no-spec":                   "cdi/resolves",
+	"invalid-spec":              "cdi/valid",
+	"newest-cdi-version":        "cdi/minimal-version",
+	"relative-mount":            "cdi/absolute-paths",
+	"missing-mount":             "cdi/absolute-paths",
+	"spec-not-restored":         "cdi/restored-by-prepare",
+	"world-writable-spec":       "cdi/not-world-writable",
+	"metadata-of-another-claim": "cdi/device-metadata",
+	"keeps-metadata":            "cdi/device-metadata",
 
 	"leaks-spec":                  "unprepare/removes-cdi-spec",
 	"unprepare-fails-for-unknown": "unprepare/unknown-claim",
@@ -104,6 +112,12 @@ var catches = map[string]string{
 	"exits-without-api-server":   "recovery/api-server-away",
 	"does-not-start-twice":       "recovery/restart-with-prepared-claim",
 	"fails-on-torn-checkpoint":   "recovery/state-truncated",
+	"first-call-fails":           "recovery/killed-before-prepare",
+	"half-prepare-locks":         "recovery/killed-while-preparing",
+	"half-unprepare-locks":       "recovery/killed-while-unpreparing",
+	"unprepares-later":           "recovery/killed-after-unprepare",
+	"ignores-write-errors":       "recovery/state-read-only",
+	"forgets-old-claims":         "recovery/clock-jumped",
 
 	"health-fails":           "health/as-declared",
 	"old-health-version":     "health/newest-version",
@@ -112,6 +126,7 @@ var catches = map[string]string{
 	"health-once":            "health/repeated-in-time",
 	"health-for-one":         "health/watched-again",
 	"health-does-not-change": "health/change",
+	"offers-broken-devices":  "health/dropped-taints",
 
 	"refuses-concurrent-claims": "load/concurrent-claims",
 	"at-most-thirty-claims":     "load/many-claims",
@@ -126,14 +141,18 @@ var catches = map[string]string{
 	"needs-undeclared-rights":   "security/declared-rbac",
 }
 
+// neverStart are faults with which a driver never gets ready, so that all checks fail before they begin.
+var neverStart = []string{"slow-get-info", "wrong-type", "relative-endpoint", "incomplete-pool"}
+
 // mutantProfile is what to know about the mutant driver.
 var mutantProfile = Profile{
 	DriverName: "gadget.example.com",
 	// Halves, so that there are enough of them.
 	Selector: `device.attributes["gadget.example.com"].size == "half"`,
 	Parameters: Parameters{
-		Valid:   raw(`{"apiVersion":"gadget.example.com/v1","kind":"Gadget","speed":3}`),
-		Invalid: raw(`{"apiVersion":"gadget.example.com/v1","kind":"Gadget","sped":3}`, `{"apiVersion":"gadget.example.com/v1","kind":"Gadget","speed":"fast"}`),
+		Valid:     raw(`{"apiVersion":"gadget.example.com/v1","kind":"Gadget","speed":3}`),
+		Invalid:   raw(`{"apiVersion":"gadget.example.com/v1","kind":"Gadget","sped":3}`, `{"apiVersion":"gadget.example.com/v1","kind":"Gadget","speed":"fast"}`),
+		Different: raw(`{"apiVersion":"gadget.example.com/v1","kind":"Gadget","speed":1}`, `{"apiVersion":"gadget.example.com/v1","kind":"Gadget","speed":2}`),
 	},
 	Health: HealthCommands{Break: "touch {{.PluginDir}}/broken-{{.Device}}", Repair: "rm -f {{.PluginDir}}/broken-{{.Device}}"},
 }
@@ -141,7 +160,7 @@ var mutantProfile = Profile{
 // mutantRoles are what the mutant driver declares.
 var mutantRoles = []rbacv1.ClusterRole{{Rules: []rbacv1.PolicyRule{
 	{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceclaims"}, Verbs: []string{"get"}},
-	{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceslices"}, Verbs: []string{"*"}},
+	{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceslices"}, Verbs: []string{"list", "watch", "create", "update", "patch", "delete"}},
 	{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get"}},
 }}}
 
@@ -155,7 +174,7 @@ func buildMutant(t *testing.T) string {
 }
 
 func mutantCommand(program, fault string) string {
-	return program + " --fault='" + fault + "' --kubeconfig={{.Kubeconfig}} --node={{.NodeName}} --plugins={{.PluginsDir}} --registry={{.RegistryDir}} --cdi={{.CDIDir}}"
+	return program + " --fault='" + fault + "' --name={{.DriverName}} --kubeconfig={{.Kubeconfig}} --node={{.NodeName}} --plugins={{.PluginsDir}} --registry={{.RegistryDir}} --cdi={{.CDIDir}}"
 }
 
 func silence() {
@@ -265,10 +284,14 @@ func TestMutants(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if result.Outcome != Failed {
-					t.Errorf("%s %s %s", name, result.Outcome, strings.Join(result.Messages, "\n"))
+				messages := strings.Join(result.Messages, "\n")
+				switch starts := !strings.Contains(messages, "does not start on an empty node"); {
+				case result.Outcome != Failed:
+					t.Errorf("%s %s %s", name, result.Outcome, messages)
+				case !starts && !slices.Contains(neverStart, fault):
+					t.Errorf("%s did not get to see the fault: %s", name, messages)
 				}
-				t.Log(strings.Join(result.Messages, "\n"))
+				t.Log(messages)
 			})
 		}
 	})

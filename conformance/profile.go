@@ -28,6 +28,9 @@ type Profile struct {
 type Parameters struct {
 	Valid   []json.RawMessage `json:"valid,omitempty"`
 	Invalid []json.RawMessage `json:"invalid,omitempty"`
+	// Different are two that are valid and set the same to different values, so that the container shows which of them
+	// counted: in its environment, mounts, devices or hooks.
+	Different []json.RawMessage `json:"different,omitempty"`
 }
 
 // HealthCommands are templates of shell commands, like the driver command. {{.Device}} is the name of the device, and
@@ -54,6 +57,9 @@ func ReadProfile(file string) (Profile, error) {
 		return Profile{}, fmt.Errorf("profile %s: %w", file, err)
 	}
 	var faults []error
+	if n := len(p.Parameters.Different); n != 0 && n != 2 {
+		faults = append(faults, fmt.Errorf("parameters.different has %d entries; two are needed to tell them apart", n))
+	}
 	for i, known := range p.KnownFailures {
 		if _, err := FindCheck(known.Check); err != nil {
 			faults = append(faults, fmt.Errorf("knownFailures[%d]: %w", i, err))

@@ -51,6 +51,8 @@ type Report struct {
 	// Duration is left out of what is written, so that reports can be compared.
 	Duration time.Duration `json:"-"`
 	Results  []Result      `json:"results"`
+	// Rights are what the driver may do at the API server and what it has done.
+	Rights []Right `json:"rights,omitempty"`
 }
 
 // Conforms is true if no MUST check failed.
@@ -104,9 +106,35 @@ func (r *Report) WriteTable(w io.Writer) error {
 			fmt.Fprintf(w, "  More: dra-conformance explain %s\n", result.Check)
 		}
 	}
+	if err := r.writeRights(w); err != nil {
+		return err
+	}
 	_, err := fmt.Fprintf(w, "\n%s with Kubernetes %s: %d passed, %d failed, %d known failures, %d skipped, in %s\n", r.Driver, r.Kubernetes,
 		r.Count(Passed)+r.Count(Fixed), r.Count(Failed), r.Count(Known), r.Count(Skipped), r.Duration.Round(time.Second))
 	return err
+}
+
+// writeRights writes what the driver has used of what it was granted.
+func (r *Report) writeRights(w io.Writer) error {
+	if len(r.Rights) == 0 {
+		return nil
+	}
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "\nAPI RESOURCE\tVERB\tGRANTED\tUSED")
+	word := func(yes bool) string {
+		if yes {
+			return "yes"
+		}
+		return "no"
+	}
+	for _, right := range r.Rights {
+		used := word(right.Used)
+		if right.Refused {
+			used = "refused"
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", right.Resource, right.Verb, word(right.Granted), used)
+	}
+	return table.Flush()
 }
 
 // WriteJSON writes all results. Two runs of the same driver with the same outcome differ in their evidence and notes only.

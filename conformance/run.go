@@ -35,6 +35,10 @@ type Options struct {
 	Dir string
 	// Nodes is on how many nodes checks are made side by side, each with a driver of its own on this machine; 0 is one.
 	Nodes int
+	// Cycles is how often load/cycles prepares and unprepares a claim; 0 is 200.
+	Cycles int
+	// Slices is a file that the ResourceSlices of the first node that is ready are written to, as JSON; "": none is.
+	Slices string
 	// Progress is told what goes on; nil: nobody is.
 	Progress io.Writer
 	// Log gets the driver's output; nil: nobody does.
@@ -89,6 +93,11 @@ func Run(ctx context.Context, opts Options) (*Report, error) {
 	report := &Report{}
 	report.Results, err = c.runAll(ctx, checks, opts)
 	report.Driver, report.Duration = c.testbeds[0].vars.DriverName, time.Since(start)
+	if asked, failed := c.testbeds[0].asked(); failed == nil {
+		report.Rights = rights(opts.Roles, asked)
+	} else {
+		err = errors.Join(err, failed)
+	}
 	if version := kubernetesVersion(); version != nil {
 		report.Kubernetes = version.GitVersion
 	}
@@ -100,42 +109,53 @@ func Run(ctx context.Context, opts Options) (*Report, error) {
 func (c *cluster) runAll(ctx context.Context, checks []Check, opts Options) ([]Result, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	var runners []*runner
+	for _, bed := range c.testbeds {
+		runners = append(runners, &runner{bed: bed, opts: opts, fresh: true})
+	}
 	results := make([]*Result, len(checks))
-	next := make(chan int)
 	var mu sync.Mutex // guards what is told, and how much is done
 	done := 0
-	var nodes sync.WaitGroup
-	for _, bed := range c.testbeds {
-		nodes.Go(func() {
-			r := &runner{bed: bed, opts: opts, fresh: true}
-			for i := range next {
-				if len(c.testbeds) == 1 {
-					fmt.Fprintf(opts.Progress, "[%d/%d] %s ", done+1, len(checks), checks[i].Name)
-				}
-				result, err := r.run(ctx, checks[i])
-				if err != nil {
-					cancel(err)
-					return
-				}
-				mu.Lock()
-				results[i] = &result
-				done++
-				if len(c.testbeds) > 1 {
-					fmt.Fprintf(opts.Progress, "[%d/%d] %s ", done, len(checks), result.Check)
-				}
-				fmt.Fprintf(opts.Progress, "%s (%.1fs)\n", result.Outcome, result.Duration.Seconds())
-				mu.Unlock()
-			}
-		})
-	}
-	for _, i := range c.order(checks) {
-		select {
-		case next <- i:
-		case <-ctx.Done():
+	tell := func(check Check, outcome string) {
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case outcome == "" && len(runners) == 1:
+			fmt.Fprintf(opts.Progress, "[%d/%d] %s ", done+1, len(checks), check.Name)
+		case outcome != "" && len(runners) == 1:
+			done++
+			fmt.Fprintln(opts.Progress, outcome)
+		case outcome != "":
+			done++
+			fmt.Fprintf(opts.Progress, "[%d/%d] %s %s\n", done, len(checks), check.Name, outcome)
 		}
 	}
-	close(next)
-	nodes.Wait()
+	for _, turn := range turns(checks, len(runners)) {
+		next := make(chan int, len(turn))
+		for _, i := range turn {
+			next <- i
+		}
+		close(next)
+		var nodes sync.WaitGroup
+		for _, r := range runners {
+			nodes.Go(func() {
+				for i := range next {
+					if ctx.Err() != nil {
+						return
+					}
+					tell(checks[i], "")
+					result, err := r.run(ctx, checks[i])
+					if err != nil {
+						cancel(err)
+						return
+					}
+					results[i] = &result
+					tell(checks[i], fmt.Sprintf("%s (%.1fs)", result.Outcome, result.Duration.Seconds()))
+				}
+			})
+		}
+		nodes.Wait()
+	}
 	var made []Result
 	for _, result := range results {
 		if result != nil {
@@ -145,17 +165,21 @@ func (c *cluster) runAll(ctx context.Context, checks []Check, opts Options) ([]R
 	return made, context.Cause(ctx)
 }
 
-// order is in which order the checks are begun: as they are, but with several nodes those first that take long, so that
-// the others do not wait for them in the end.
-func (c *cluster) order(checks []Check) []int {
-	order := make([]int, len(checks))
-	for i := range order {
-		order[i] = i
+// turns is in which order the checks are begun, by their index: as they are, but with several nodes those first that take
+// long, so that the others do not wait for them in the end. What is last is a turn of its own.
+func turns(checks []Check, nodes int) [2][]int {
+	var turns [2][]int
+	for i, check := range checks {
+		if check.last {
+			turns[1] = append(turns[1], i)
+		} else {
+			turns[0] = append(turns[0], i)
+		}
 	}
-	if len(c.testbeds) > 1 {
-		slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(checks[b].takes, checks[a].takes) })
+	if nodes > 1 {
+		slices.SortStableFunc(turns[0], func(a, b int) int { return cmp.Compare(checks[b].takes, checks[a].takes) })
 	}
-	return order
+	return turns
 }
 
 // locked is a writer for several at a time.
@@ -238,7 +262,7 @@ func (r *runner) setUp(ctx context.Context) error {
 	if err := eventually(ctx, r.bed.times.patience, func() error { return r.bed.ready(ctx) }); err != nil {
 		return &startError{err}
 	}
-	return nil
+	return r.bed.keepSlices(ctx)
 }
 
 // call runs the check, and the end of its life.

@@ -98,6 +98,15 @@ func (t *T) await(what string, check func() error) {
 	}
 }
 
+// holds asserts that there is no error for that long: what has just come about may be about to end.
+func (t *T) holds(d time.Duration, what string, check func() error) {
+	for end := time.Now().Add(d); time.Now().Before(end); t.pause(50 * time.Millisecond) {
+		if err := check(); err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+	}
+}
+
 // --- the driver and its registration ---
 
 // registration is a registered instance of the driver.
@@ -139,6 +148,21 @@ func dial(socket string) (*grpc.ClientConn, error) {
 
 // ready is nil while the driver is registered with the kubelet and has a complete pool of devices in the API.
 func (b *testbed) ready(ctx context.Context) error {
+	if err := b.registered(ctx); err != nil {
+		return err
+	}
+	published, err := b.slices(ctx)
+	if err != nil {
+		return err
+	}
+	if len(published) == 0 {
+		return fmt.Errorf("driver %s has published no ResourceSlice", b.vars.DriverName)
+	}
+	return complete(published)
+}
+
+// registered is nil while the driver runs and the kubelet can call it.
+func (b *testbed) registered(ctx context.Context) error {
 	if b.driver == nil {
 		return errors.New("the driver is not running")
 	}
@@ -158,17 +182,7 @@ func (b *testbed) ready(ctx context.Context) error {
 	if !slices.ContainsFunc(b.registrations(ctx), func(r registration) bool { return r.info.Name == b.vars.DriverName }) {
 		return fmt.Errorf("no socket in the registration folder answers for driver %s", b.vars.DriverName)
 	}
-	if err := b.kubelet.Reach(ctx, b.vars.DriverName); err != nil {
-		return err
-	}
-	published, err := b.slices(ctx)
-	if err != nil {
-		return err
-	}
-	if len(published) == 0 {
-		return fmt.Errorf("driver %s has published no ResourceSlice", b.vars.DriverName)
-	}
-	return complete(published)
+	return b.kubelet.Reach(ctx, b.vars.DriverName)
 }
 
 // slices are the ResourceSlices of the driver in the API, by name.
@@ -234,11 +248,12 @@ func (t *T) stopDriver(kill bool) {
 	t.driver = nil
 }
 
-// restartKubelet stops the kubelet and starts it again. Pods keep running meanwhile.
+// restartKubelet stops the kubelet and starts it again, which takes the slices of the node away, and waits until the driver
+// is registered. Pods keep running meanwhile.
 func (t *T) restartKubelet(pods ...*corev1.Pod) {
 	t.kubelet.Stop()
 	t.must(t.startKubelet(t.ctx, pods...))
-	t.awaitReadyLate()
+	t.await("the driver is not registered with a kubelet that was restarted", func() error { return t.registered(t.ctx) })
 }
 
 // plugin returns a client for the driver's service, as the kubelet would call it.

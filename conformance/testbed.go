@@ -1,7 +1,9 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -36,8 +38,8 @@ type times struct {
 	claims, cycles int
 }
 
-func defaultTimes() times {
-	return times{patience: 30 * time.Second, late: 75 * time.Second, quiet: 5 * time.Second, claims: 256, cycles: 200}
+func defaultTimes(cycles int) times {
+	return times{patience: 30 * time.Second, late: 75 * time.Second, quiet: 5 * time.Second, claims: 256, cycles: cmp.Or(cycles, 200)}
 }
 
 // testbed is a node that the driver under test is on: a Node, a namespace for its claims, a service account for the
@@ -65,7 +67,7 @@ type testbed struct {
 // newTestbed makes the node. Neither a kubelet nor a driver run on it yet.
 func newTestbed(ctx context.Context, c *cluster, dir string, number int, command *process.Command, opts Options) (*testbed, error) {
 	b := &testbed{
-		cluster: c, command: command, log: opts.Log, dir: dir, times: defaultTimes(),
+		cluster: c, command: command, log: opts.Log, dir: dir, times: defaultTimes(opts.Cycles),
 		nodeName: fmt.Sprintf("conformance-node-%d", number), namespace: fmt.Sprintf("dra-conformance-%d", number),
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -145,7 +147,7 @@ func (b *testbed) renew(ctx context.Context) error {
 	now := filepath.Join(b.dir, fmt.Sprint("n", b.generation))
 	b.vars.PluginsDir = filepath.Join(now, "plugins")
 	b.vars.PluginDir = filepath.Join(b.vars.PluginsDir, b.vars.DriverName)
-	b.vars.RegistryDir = filepath.Join(now, "registry")
+	b.vars.RegistryDir = filepath.Join(now, "reg")
 	b.vars.CDIDir = filepath.Join(now, "cdi")
 	b.vars.StateDir = filepath.Join(now, "state")
 	b.vars.PodUID = string(uuid.NewUUID())
@@ -228,11 +230,34 @@ func (b *testbed) deleteClaim(ctx context.Context, name string) error {
 	}
 }
 
-func (b *testbed) startKubelet(ctx context.Context, pods ...*corev1.Pod) (err error) {
+// startKubelet starts a kubelet and waits until it has removed the slices of its node, as every kubelet that starts does: it
+// would take what is published meanwhile, too.
+func (b *testbed) startKubelet(ctx context.Context, pods ...*corev1.Pod) error {
+	published := b.admin.ResourceV1().ResourceSlices()
+	// The last one in the order in which they are removed.
+	last, err := published.Create(ctx, &resourceapi.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: uniqueName("zz-kubelet")},
+		Spec: resourceapi.ResourceSliceSpec{
+			Driver: "dra-conformance.example.com", NodeName: &b.nodeName, Devices: []resourceapi.Device{{Name: "none"}},
+			Pool: resourceapi.ResourcePool{Name: b.nodeName, Generation: 1, ResourceSliceCount: 1},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return err
+	}
 	b.kubelet, err = kubelet.Start(ctx, kubelet.Config{
 		NodeName: b.nodeName, Client: b.admin, RegistryDir: b.vars.RegistryDir, StateDir: filepath.Join(filepath.Dir(b.vars.RegistryDir), "kubelet"),
 	}, pods...)
-	return err
+	if err != nil {
+		return err
+	}
+	return eventually(ctx, b.times.late, func() error {
+		_, err := published.Get(ctx, last.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return errors.Join(errors.New("the kubelet has not removed the slices of its node"), err)
+	})
 }
 
 func (b *testbed) startDriver() (err error) {
@@ -258,6 +283,26 @@ func (b *testbed) stopNode() {
 func (b *testbed) stop() {
 	b.stopNode()
 	b.proxy.Stop()
+}
+
+// keepSlices writes what the driver publishes into the file that the options name, if it has not been written yet.
+func (b *testbed) keepSlices(ctx context.Context) (err error) {
+	if b.slicesTo == "" {
+		return nil
+	}
+	b.slicesOf.Do(func() {
+		var published []resourceapi.ResourceSlice
+		if published, err = b.slices(ctx); err != nil {
+			return
+		}
+		list := resourceapi.ResourceSliceList{Items: published}
+		list.APIVersion, list.Kind = resourceapi.SchemeGroupVersion.String(), "ResourceSliceList"
+		var data []byte
+		if data, err = json.MarshalIndent(list, "", "  "); err == nil {
+			err = os.WriteFile(b.slicesTo, data, 0o644)
+		}
+	})
+	return err
 }
 
 // uniqueName returns a name that no other object of the run has.

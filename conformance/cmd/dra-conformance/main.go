@@ -51,7 +51,7 @@ func newCommand(stdout, stderr io.Writer) *cobra.Command {
 	}
 	cmd.SetOut(stdout)
 	cmd.SetErr(stderr)
-	cmd.AddCommand(newRunCommand(), newListCommand(), newExplainCommand())
+	cmd.AddCommand(newRunCommand(), newListCommand(), newExplainCommand(), newValidateCommand())
 	return cmd
 }
 
@@ -90,7 +90,7 @@ func newExplainCommand() *cobra.Command {
 type runFlags struct {
 	command, profile, rbac, focus, skip, level string
 	junit, json, reportDir                     string
-	nodes                                      int
+	nodes, cycles                              int
 	verbosity                                  int
 }
 
@@ -124,9 +124,10 @@ NODE_NAME, KUBECONFIG, NAMESPACE and POD_UID are set in its environment.`,
 	flags.StringVar(&f.skip, "skip", "", "leave out checks with a name that this regular expression matches")
 	flags.StringVar(&f.level, "level", "may", "weakest level of the checks to run: must, should or may")
 	flags.IntVar(&f.nodes, "nodes", 1, "make checks on so many nodes side by side; the driver is started once for each, on this machine")
+	flags.IntVar(&f.cycles, "cycles", 200, "how often load/cycles prepares and unprepares a claim; thousands show slow leaks")
 	flags.StringVar(&f.junit, "junit", "", "write the results to this file as JUnit XML")
 	flags.StringVar(&f.json, "json", "", "write the results to this file as JSON")
-	flags.StringVar(&f.reportDir, "report-dir", "", "write report.txt, report.json, junit.xml, driver.log and kubernetes.log to this folder")
+	flags.StringVar(&f.reportDir, "report-dir", "", "write report.txt, report.json, junit.xml, resourceslices.json, driver.log and kubernetes.log to this folder")
 	flags.IntVarP(&f.verbosity, "v", "v", 0, "verbosity of kubernetes.log")
 	if err := cmd.MarkFlagRequired("driver-command"); err != nil {
 		panic(err)
@@ -135,7 +136,7 @@ NODE_NAME, KUBECONFIG, NAMESPACE and POD_UID are set in its environment.`,
 }
 
 func run(ctx context.Context, f runFlags, stdout, stderr io.Writer) error {
-	opts := conformance.Options{DriverCommand: f.command, Nodes: f.nodes, Progress: stderr}
+	opts := conformance.Options{DriverCommand: f.command, Nodes: f.nodes, Cycles: f.cycles, Progress: stderr}
 	var err error
 	if opts.Level, err = conformance.ParseLevel(f.level); err != nil {
 		return err
@@ -173,6 +174,7 @@ func run(ctx context.Context, f runFlags, stdout, stderr io.Writer) error {
 		}
 		defer file.Close()
 		kubernetesLog = file
+		opts.Slices = filepath.Join(f.reportDir, "resourceslices.json")
 		f.json = cmp.Or(f.json, filepath.Join(f.reportDir, "report.json"))
 		f.junit = cmp.Or(f.junit, filepath.Join(f.reportDir, "junit.xml"))
 	}

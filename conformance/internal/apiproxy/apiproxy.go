@@ -1,12 +1,16 @@
-// Package apiproxy stands between a driver and the API server: it notes what the driver asks for, and can be out of order
-// while the API server itself goes on serving everybody else.
+// Package apiproxy stands between a driver and the API server: it notes what the driver asks for, can be out of order
+// while the API server itself goes on serving everybody else, can let a request wait, and can drop fields of the
+// ResourceSlices that the driver writes as an API server does that does not have the feature.
 package apiproxy
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -16,9 +20,12 @@ import (
 	"sync"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	apiversion "k8s.io/apimachinery/pkg/version"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	certutil "k8s.io/client-go/util/cert"
 )
@@ -66,6 +73,19 @@ type Proxy struct {
 	cut      context.CancelFunc // of everything that runs
 	running  context.Context
 	requests []*Request // in the order in which they came
+	drop     func(*resourceapi.ResourceSlice)
+	holds    []*Hold
+}
+
+// Hold lets requests wait.
+type Hold struct {
+	// Held is closed once a request waits.
+	Held  <-chan struct{}
+	match func(Request) bool
+	held  func()
+	// released is closed by Release.
+	released chan struct{}
+	Release  func()
 }
 
 // Start starts a proxy for an API server. A version, if there is one, is what it says the API server is.
@@ -136,6 +156,50 @@ func (p *Proxy) Recover() {
 	}
 }
 
+// Drop has fields removed from ResourceSlices that the driver creates or updates; nil ends that. An API server does the
+// same with fields of features that it does not have. Patches are left alone.
+func (p *Proxy) Drop(drop func(*resourceapi.ResourceSlice)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.drop = drop
+}
+
+// Hold has requests that match wait until it is released.
+func (p *Proxy) Hold(match func(Request) bool) *Hold {
+	held, released := make(chan struct{}), make(chan struct{})
+	h := &Hold{
+		Held: held, match: match, released: released,
+		held:    sync.OnceFunc(func() { close(held) }),
+		Release: sync.OnceFunc(func() { close(released) }),
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.holds = append(p.holds, h)
+	return h
+}
+
+// wait waits for the release of what holds the request back.
+func (p *Proxy) wait(ctx context.Context, request Request) {
+	p.mu.Lock()
+	holds := slices.Clone(p.holds)
+	p.mu.Unlock()
+	for _, h := range holds {
+		if !h.match(request) {
+			continue
+		}
+		select {
+		case <-h.released:
+			continue
+		default:
+		}
+		h.held()
+		select {
+		case <-h.released:
+		case <-ctx.Done():
+		}
+	}
+}
+
 // Requests are those that came since the time, those that still run, such as watches, among them.
 func (p *Proxy) Requests(since time.Time) []Request {
 	p.mu.Lock()
@@ -155,7 +219,7 @@ func (p *Proxy) Requests(since time.Time) []Request {
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	noted := p.describe(r)
 	p.mu.Lock()
-	out, running := p.out, p.running
+	out, running, drop := p.out, p.running, p.drop
 	noted.Time = time.Now()
 	p.requests = append(p.requests, noted)
 	p.mu.Unlock()
@@ -170,11 +234,41 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(running, cancel)()
+	p.wait(ctx, *noted)
+	if drop != nil && noted.Resource == "resourceslices" && (noted.Verb == "create" || noted.Verb == "update") {
+		if err := rewrite(r, drop); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+	}
 	p.forward.ServeHTTP(&statusWriter{w, func(code int) { p.answered(noted, code) }}, r.WithContext(ctx))
 	if running.Err() != nil {
 		p.answered(noted, 0)
 		panic(http.ErrAbortHandler)
 	}
+}
+
+// rewrite changes the slice in the request, whatever form it has. It goes on as JSON.
+func rewrite(r *http.Request, change func(*resourceapi.ResourceSlice)) error {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return err
+	}
+	object, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil)
+	if err != nil {
+		return fmt.Errorf("read the ResourceSlice that the driver writes: %w", err)
+	}
+	slice, ok := object.(*resourceapi.ResourceSlice)
+	if !ok {
+		return fmt.Errorf("the driver writes a %T; only resource.k8s.io/v1 can be dealt with here", object)
+	}
+	change(slice)
+	if body, err = json.Marshal(slice); err != nil {
+		return err
+	}
+	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+	r.Header.Set("Content-Type", runtime.ContentTypeJSON)
+	return nil
 }
 
 func (p *Proxy) describe(r *http.Request) *Request {

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,6 +23,7 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/cm/dra/plugin"
 	"k8s.io/kubernetes/pkg/kubelet/config"
 	"k8s.io/kubernetes/pkg/kubelet/pluginmanager"
+	"k8s.io/kubernetes/pkg/kubelet/pluginmanager/cache"
 )
 
 // Config says where a kubelet works.
@@ -42,9 +44,10 @@ type Kubelet struct {
 	config Config
 	dra    *dra.Manager
 	// plugins is the part of the DRA manager that knows the registered drivers.
-	plugins *plugin.DRAPluginManager
-	cancel  context.CancelFunc
-	done    sync.WaitGroup
+	plugins    *plugin.DRAPluginManager
+	registered registered
+	cancel     context.CancelFunc
+	done       sync.WaitGroup
 
 	mu   sync.Mutex
 	pods []*corev1.Pod
@@ -71,10 +74,10 @@ func Start(ctx context.Context, config Config, pods ...*corev1.Pod) (*Kubelet, e
 		cancel()
 		return nil, fmt.Errorf("DRA manager of the kubelet: %w", err)
 	}
-	handler := manager.GetWatcherHandler()
-	k.plugins = handler.(*plugin.DRAPluginManager)
+	k.registered.PluginHandler, k.registered.endpoints = manager.GetWatcherHandler(), map[string][]string{}
+	k.plugins = k.registered.PluginHandler.(*plugin.DRAPluginManager)
 	plugins := pluginmanager.NewPluginManager(config.RegistryDir, &record.FakeRecorder{})
-	plugins.AddHandler(registerapi.DRAPlugin, handler)
+	plugins.AddHandler(registerapi.DRAPlugin, &k.registered)
 	k.done.Go(func() { plugins.Run(ctx, ready{}, ctx.Done()) })
 	k.done.Go(func() { drain(ctx, manager) })
 	return k, nil
@@ -115,6 +118,9 @@ func (k *Kubelet) Registered(driverName string) bool {
 	_, err := k.plugins.GetPlugin(driverName)
 	return err == nil
 }
+
+// Endpoints are those of the instances of a driver that are registered.
+func (k *Kubelet) Endpoints(driverName string) []string { return k.registered.of(driverName) }
 
 // Prepare does what the kubelet does before it starts the containers of a pod.
 func (k *Kubelet) Prepare(ctx context.Context, pod *corev1.Pod) error {
@@ -182,3 +188,36 @@ var _ config.SourcesReady = ready{}
 
 func (ready) AddSource(string) {}
 func (ready) AllReady() bool   { return true }
+
+// registered remembers what is registered with a handler, which does not tell.
+type registered struct {
+	cache.PluginHandler
+
+	mu        sync.Mutex
+	endpoints map[string][]string // by driver
+}
+
+// RegisterPlugin implements [cache.PluginHandler].
+func (r *registered) RegisterPlugin(ctx context.Context, name, endpoint string, versions []string, timeout *time.Duration) error {
+	if err := r.PluginHandler.RegisterPlugin(ctx, name, endpoint, versions, timeout); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.endpoints[name] = append(r.endpoints[name], endpoint)
+	return nil
+}
+
+// DeRegisterPlugin implements [cache.PluginHandler].
+func (r *registered) DeRegisterPlugin(ctx context.Context, name, endpoint string) {
+	r.PluginHandler.DeRegisterPlugin(ctx, name, endpoint)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.endpoints[name] = slices.DeleteFunc(r.endpoints[name], func(e string) bool { return e == endpoint })
+}
+
+func (r *registered) of(name string) []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.endpoints[name])
+}

@@ -12,14 +12,18 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	metadatav1beta1 "k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/utils/ptr"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 )
@@ -29,6 +33,9 @@ type driver struct {
 	config
 	client kubernetes.Interface
 	dir    string
+
+	published            *resourceslice.Controller
+	noCounters, noTaints atomic.Bool // the API server drops them
 
 	mu    sync.Mutex
 	known map[types.UID]claim
@@ -44,6 +51,7 @@ type claim struct {
 type device struct {
 	Request, Pool, Device, Share string
 	Admin                        bool
+	Speed                        int // 0 is none in particular
 }
 
 func (d *driver) run(ctx context.Context) error {
@@ -54,7 +62,7 @@ func (d *driver) run(ctx context.Context) error {
 		return err
 	}
 	opts := []kubeletplugin.Option{
-		kubeletplugin.DriverName(driverName),
+		kubeletplugin.DriverName(d.name),
 		kubeletplugin.KubeClient(d.client),
 		kubeletplugin.NodeName(d.node),
 		kubeletplugin.RegistrarDirectoryPath(d.registry),
@@ -62,8 +70,12 @@ func (d *driver) run(ctx context.Context) error {
 		kubeletplugin.GRPCInterceptor(d.intercept),
 		kubeletplugin.Serialize(false), // the driver has a lock of its own
 		kubeletplugin.HealthV1(d.fault != "old-health-version"),
+		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{metadatav1beta1.SchemeGroupVersion}),
+		kubeletplugin.CDIDirectory(d.cdi),
 	}
-	if uid := os.Getenv("POD_UID"); uid != "" {
+	if name := d.socketName(); name != "" {
+		opts = append(opts, kubeletplugin.RegistrarSocketFilename(name))
+	} else if uid := os.Getenv("POD_UID"); uid != "" {
 		opts = append(opts, kubeletplugin.RollingUpdate(types.UID(uid)))
 	}
 	running := ctx
@@ -123,12 +135,13 @@ func (d *driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]k
 	if d.fault == "canceled-call-locks" && d.canceled(ctx, c.UID) {
 		return nil, errors.New("locked by a call that was canceled")
 	}
-	if err := d.checkParameters(c); err != nil {
+	speeds, err := d.parameters(c)
+	if err != nil {
 		return nil, err
 	}
 	now := claim{Namespace: c.Namespace, Name: c.Name, UID: c.UID}
 	for _, r := range c.Status.Allocation.Devices.Results {
-		if r.Driver != driverName {
+		if r.Driver != d.name {
 			if d.fault == "fails-for-other-drivers" {
 				return nil, fmt.Errorf("device %s is of driver %s", r.Device, r.Driver)
 			}
@@ -140,7 +153,7 @@ func (d *driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]k
 		if len(now.Devices) == most && d.fault == "first-few-of-all" {
 			break
 		}
-		now.Devices = append(now.Devices, device{r.Request, r.Pool, r.Device, string(ptr.Deref(r.ShareID, "")), ptr.Deref(r.AdminAccess, false)})
+		now.Devices = append(now.Devices, device{r.Request, r.Pool, r.Device, string(ptr.Deref(r.ShareID, "")), ptr.Deref(r.AdminAccess, false), speeds(r.Request)})
 	}
 	if d.fault == "refuses-admin-access" && slices.ContainsFunc(now.Devices, func(d device) bool { return d.Admin }) {
 		return nil, errors.New("admin access is not supported")
@@ -155,6 +168,10 @@ func (d *driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]k
 	if d.fault == "at-most-thirty-claims" && len(d.known) >= 30 {
 		return nil, errors.New("too many claims")
 	}
+	if err := d.begin("prepare", c.UID); err != nil {
+		return nil, err
+	}
+	defer d.end("prepare", c.UID)
 	if err := d.write(now); err != nil {
 		return nil, err
 	}
@@ -221,6 +238,19 @@ func (d *driver) unprepare(ctx context.Context, c kubeletplugin.NamespacedObject
 	if _, known := d.known[c.UID]; !known && d.fault == "unprepare-fails-for-unknown" {
 		return fmt.Errorf("claim %s is not prepared", c.UID)
 	}
+	if err := d.begin("unprepare", c.UID); err != nil {
+		return err
+	}
+	defer d.end("unprepare", c.UID)
+	if d.fault == "unprepares-later" {
+		go func() {
+			<-time.After(time.Second)
+			os.Remove(d.specFile(c.UID))
+			os.Remove(d.checkpoint(c.UID))
+		}()
+		delete(d.known, c.UID)
+		return nil
+	}
 	if d.fault != "leaks-spec" {
 		if err := os.Remove(d.specFile(c.UID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -257,7 +287,30 @@ func (d *driver) write(c claim) error {
 	if d.fault == "world-writable-checkpoint" {
 		mode = 0o666
 	}
-	return replaceFile(d.checkpoint(c.UID), data, mode)
+	err = replaceFile(d.checkpoint(c.UID), data, mode)
+	if d.fault == "ignores-write-errors" {
+		return nil
+	}
+	return err
+}
+
+// begin and end are around an operation of a driver that takes a torn one for one that still runs.
+func (d *driver) begin(operation string, uid types.UID) error {
+	if d.fault != "half-"+operation+"-locks" {
+		return nil
+	}
+	mark := filepath.Join(d.dir, operation+"-"+string(uid))
+	if _, err := os.Stat(mark); err == nil {
+		return errors.New("the claim is busy")
+	}
+	return os.WriteFile(mark, nil, 0o600)
+}
+
+func (d *driver) end(operation string, uid types.UID) {
+	if d.fault == "half-"+operation+"-locks" {
+		<-time.After(100 * time.Millisecond)
+		os.Remove(filepath.Join(d.dir, operation+"-"+string(uid)))
+	}
 }
 
 func replaceFile(path string, data []byte, mode os.FileMode) error {
@@ -283,6 +336,10 @@ func (d *driver) restore(ctx context.Context) error {
 		path := filepath.Join(d.dir, "claims", entry.Name())
 		if strings.HasPrefix(entry.Name(), ".") {
 			os.Remove(path) // of a write that did not end
+			continue
+		}
+		if info, err := entry.Info(); err == nil && d.fault == "forgets-old-claims" && time.Since(info.ModTime()).Abs() > 24*time.Hour {
+			os.Remove(path)
 			continue
 		}
 		data, err := os.ReadFile(path)
@@ -371,7 +428,7 @@ func (d *driver) writeSpec(c claim) error {
 			continue
 		}
 		spec.Devices = append(spec.Devices, specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{
-			Env:    []string{"GADGET_" + strings.ToUpper(strings.ReplaceAll(dev.Device, "-", "_")) + "=1"},
+			Env:    append(speed(dev), "GADGET_"+strings.ToUpper(strings.ReplaceAll(dev.Device, "-", "_"))+"=1"),
 			Mounts: []*specs.Mount{{HostPath: "/dev/null", ContainerPath: "/dev/" + dev.Device, Options: []string{"bind"}}},
 		}})
 	}
@@ -395,6 +452,14 @@ func (d *driver) writeSpec(c claim) error {
 		mode = 0o666
 	}
 	return replaceFile(d.specFile(c.UID), data, mode)
+}
+
+// speed tells the container how fast its device is to be.
+func speed(dev device) []string {
+	if dev.Speed == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("GADGET_SPEED=%d", dev.Speed)}
 }
 
 func (d *driver) removeSpecs() {

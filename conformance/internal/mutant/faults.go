@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -28,24 +29,29 @@ var faults = []string{
 	// registration
 	"slow-get-info", "wrong-type", "relative-endpoint", "old-version-first", "unknown-service", "service-twice",
 	"takes-sockets-of-other-instance", "stale-sockets", "registers-once", "keeps-socket", "ignores-sigterm", "fails-on-sigterm", "exits-on-second-notification",
-	"removes-foreign-sockets",
+	"removes-foreign-sockets", "long-socket-name", "name-in-every-path",
 	// ResourceSlices
 	"no-devices", "incomplete-pool", "old-generation", "other-node", "no-owner", "device-in-two-slices", "counter-set-missing",
 	"consumes-too-much", "counter-set-twice", "unknown-standard-attribute", "malformed-standard-attribute", "inconsistent-attribute",
 	"writes-when-idle", "unstable-names", "publishes-once", "watches-all-slices", "deletes-slices-on-stop", "deletes-foreign-slices",
+	"overlaps-without-counters", "writes-dropped-counters-again",
 	// prepare
 	"wrong-claim-uid", "extra-device", "missing-device", "no-request-names", "wrong-request-names", "unqualified-cdi-id", "no-cdi-id",
 	"not-idempotent", "other-answer-again", "not-concurrent", "first-of-batch", "first-request-only", "subrequest-names",
 	"accepts-missing-claims", "fails-for-other-drivers", "accepts-unknown-device", "device-twice", "refuses-admin-access",
 	"fails-whole-batch", "reads-parameters-of-others", "refuses-parameters", "accepts-all-parameters", "trusts-classes", "first-few-of-all", "refuses-shares", "no-share-id", "canceled-call-locks",
+	"class-over-claim", "parameters-for-all-requests",
 	// CDI
 	"no-spec", "invalid-spec", "newest-cdi-version", "relative-mount", "missing-mount", "spec-not-restored", "world-writable-spec",
+	"metadata-of-another-claim", "keeps-metadata",
 	// unprepare
 	"leaks-spec", "unprepare-fails-for-unknown", "first-of-unprepare-batch", "device-not-freed", "unprepare-reads-claim",
 	// recovery
 	"fails-on-torn-checkpoint", "no-checkpoint", "removes-specs-on-stop", "keeps-claims-that-are-gone", "exits-without-api-server", "does-not-start-twice",
+	"first-call-fails", "half-prepare-locks", "half-unprepare-locks", "unprepares-later", "ignores-write-errors", "forgets-old-claims",
 	// health
 	"old-health-version", "health-fails", "health-late", "health-of-strangers", "health-once", "health-for-one", "health-does-not-change",
+	"offers-broken-devices",
 	// load
 	"refuses-concurrent-claims", "at-most-thirty-claims", "leaks-open-files", "leaks-files", "leaks-memory",
 	// security
@@ -64,6 +70,13 @@ func (d *driver) prepareStart() error {
 		for _, socket := range sockets {
 			os.Remove(socket)
 		}
+	case "name-in-every-path":
+		if dir := filepath.Join(d.registry, d.name, d.name); len(dir) > 140 {
+			return fmt.Errorf("%s: file name too long", dir)
+		}
+	case "first-call-fails":
+		entries, _ := os.ReadDir(filepath.Join(d.dir, "claims"))
+		firstCall.Store(len(entries) > 0)
 	case "does-not-start-twice":
 		if _, err := os.Stat(filepath.Join(d.dir, "claims")); err != nil {
 			break
@@ -78,10 +91,17 @@ func (d *driver) prepareStart() error {
 	return os.MkdirAll(d.cdi, 0o755)
 }
 
-var notifications, calls atomic.Int32
+var (
+	notifications, calls atomic.Int32
+	// firstCall is true after a start with claims from before.
+	firstCall atomic.Bool
+)
 
 // intercept changes what goes over the wire.
 func (d *driver) intercept(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	if prepare, ok := request.(*drapb.NodePrepareResourcesRequest); ok && d.fault == "first-call-fails" && len(prepare.Claims) > 0 && firstCall.CompareAndSwap(true, false) {
+		return nil, errors.New("not ready yet")
+	}
 	if prepare, ok := request.(*drapb.NodePrepareResourcesRequest); ok && d.fault == "accepts-missing-claims" {
 		response := &drapb.NodePrepareResourcesResponse{Claims: map[string]*drapb.NodePrepareResourceResponse{}}
 		for _, c := range prepare.Claims {
@@ -94,6 +114,20 @@ func (d *driver) intercept(ctx context.Context, request any, info *grpc.UnarySer
 		}
 		return response, nil
 	}
+	switch r := request.(type) {
+	case *drapb.NodePrepareResourcesRequest:
+		for _, c := range r.Claims {
+			if d.fault == "metadata-of-another-claim" {
+				defer d.distortMetadata(c)
+			}
+		}
+	case *drapb.NodeUnprepareResourcesRequest:
+		for _, c := range r.Claims {
+			if d.fault == "keeps-metadata" {
+				defer d.keepMetadata(c)()
+			}
+		}
+	}
 	response, err := handler(ctx, request)
 	if err != nil {
 		return response, err
@@ -102,13 +136,60 @@ func (d *driver) intercept(ctx context.Context, request any, info *grpc.UnarySer
 	case *registerapi.PluginInfo:
 		d.distortInfo(r)
 	case *registerapi.RegistrationStatusResponse:
-		if n := notifications.Add(1); n > 1 && d.fault == "exits-on-second-notification" {
+		switch n := notifications.Add(1); {
+		case n > 1 && d.fault == "exits-on-second-notification":
 			os.Exit(1)
+		case n > 1 && d.fault == "registers-once": // another kubelet
+			sockets, _ := filepath.Glob(filepath.Join(d.registry, "*.sock"))
+			for _, socket := range sockets {
+				os.Remove(socket)
+			}
 		}
 	case *drapb.NodePrepareResourcesResponse:
 		d.distortResponse(r)
 	}
 	return response, err
+}
+
+// socketName is the name of the registration socket, "" for that of the library. One that is as long as it can be here is
+// longer than it can be on a node.
+func (d *driver) socketName() string {
+	if d.fault != "long-socket-name" {
+		return ""
+	}
+	const most, suffix = 107, "-reg.sock"
+	return strings.Repeat("x", max(0, most-len(d.registry+"/"+suffix))) + suffix
+}
+
+// metadataFiles are those that the library has written for a claim.
+func (d *driver) metadataFiles(namespace, name string) []string {
+	files, _ := filepath.Glob(filepath.Join(d.dir, "dra-device-metadata", namespace+"_"+name, "*", "*.json"))
+	return files
+}
+
+// distortMetadata has the files for a claim name another.
+func (d *driver) distortMetadata(c *drapb.Claim) {
+	for _, file := range d.metadataFiles(c.Namespace, c.Name) {
+		if data, err := os.ReadFile(file); err == nil {
+			_ = os.WriteFile(file, bytes.ReplaceAll(data, []byte(c.Name), []byte("another")), 0o600)
+		}
+	}
+}
+
+// keepMetadata returns a function that writes the files for a claim again.
+func (d *driver) keepMetadata(c *drapb.Claim) func() {
+	kept := map[string][]byte{}
+	for _, file := range d.metadataFiles(c.Namespace, c.Name) {
+		if data, err := os.ReadFile(file); err == nil {
+			kept[file] = data
+		}
+	}
+	return func() {
+		for file, data := range kept {
+			_ = os.MkdirAll(filepath.Dir(file), 0o750)
+			_ = os.WriteFile(file, data, 0o600)
+		}
+	}
 }
 
 func (d *driver) distortInfo(info *registerapi.PluginInfo) {
@@ -135,6 +216,10 @@ func (d *driver) distortResponse(response *drapb.NodePrepareResourcesResponse) {
 			delete(response.Claims, uid)
 			response.Claims[strings.ToUpper(uid)+"X"] = result
 			return
+		case "no-cdi-id":
+			for _, dev := range result.Devices {
+				dev.CdiDeviceIds = nil
+			}
 		case "subrequest-names":
 			for _, dev := range result.Devices {
 				for i, name := range dev.RequestNames {
@@ -168,8 +253,6 @@ func (d *driver) distort(devices []kubeletplugin.Device, again bool) []kubeletpl
 		first.Requests = []string{"another"}
 	case "unqualified-cdi-id":
 		first.CDIDeviceIDs = []string{first.DeviceName}
-	case "no-cdi-id":
-		first.CDIDeviceIDs = nil
 	case "other-answer-again":
 		if again {
 			first.CDIDeviceIDs = []string{cdiKind + "=again"}
@@ -195,14 +278,19 @@ func (d *driver) distortSpec(spec *specs.Spec) {
 
 const parametersVersion = "gadget.example.com/v1"
 
-// checkParameters accepts objects of kind Gadget with a field speed.
-func (d *driver) checkParameters(c *resourceapi.ResourceClaim) error {
+// parameters accepts objects of kind Gadget with a field speed, and returns the speed for each request.
+func (d *driver) parameters(c *resourceapi.ResourceClaim) (func(request string) int, error) {
+	type setting struct {
+		requests []string
+		speed    int
+	}
+	var settings []setting // the last one that is for a request counts
 	for _, entry := range c.Status.Allocation.Devices.Config {
-		if entry.Opaque == nil || entry.Opaque.Driver != driverName && d.fault != "reads-parameters-of-others" {
+		if entry.Opaque == nil || entry.Opaque.Driver != d.name && d.fault != "reads-parameters-of-others" {
 			continue
 		}
 		if d.fault == "refuses-parameters" {
-			return fmt.Errorf("there are no parameters")
+			return nil, errors.New("there are no parameters")
 		}
 		if d.fault == "accepts-all-parameters" || d.fault == "trusts-classes" && entry.Source == resourceapi.AllocationConfigSourceClass {
 			continue
@@ -214,13 +302,31 @@ func (d *driver) checkParameters(c *resourceapi.ResourceClaim) error {
 		decoder := json.NewDecoder(strings.NewReader(string(entry.Opaque.Parameters.Raw)))
 		decoder.DisallowUnknownFields()
 		if err := decoder.Decode(&gadget); err != nil {
-			return fmt.Errorf("parameters: %w", err)
+			return nil, fmt.Errorf("parameters: %w", err)
 		}
 		if gadget.APIVersion != parametersVersion || gadget.Kind != "Gadget" {
-			return fmt.Errorf("parameters: unknown kind %s of %s", gadget.Kind, gadget.APIVersion)
+			return nil, fmt.Errorf("parameters: unknown kind %s of %s", gadget.Kind, gadget.APIVersion)
 		}
+		now := setting{entry.Requests, gadget.Speed}
+		if d.fault == "parameters-for-all-requests" {
+			now.requests = nil
+		}
+		if d.fault == "class-over-claim" {
+			settings = append([]setting{now}, settings...)
+			continue
+		}
+		settings = append(settings, now)
 	}
-	return nil
+	return func(request string) int {
+		speed := 0
+		for _, s := range settings {
+			base, _, _ := strings.Cut(request, "/")
+			if len(s.requests) == 0 || contains(s.requests, request) || contains(s.requests, base) {
+				speed = s.speed
+			}
+		}
+		return speed
+	}, nil
 }
 
 // most is how many devices of a claim a driver with that fault prepares.
@@ -232,9 +338,9 @@ func (d *driver) atEnd() {
 	case "removes-specs-on-stop":
 		d.removeSpecs()
 	case "deletes-slices-on-stop":
-		_ = d.client.ResourceV1().ResourceSlices().DeleteCollection(context.Background(), metav1.DeleteOptions{}, d.own())
+		d.deleteSlices(context.Background(), d.own())
 	case "takes-sockets-of-other-instance":
-		sockets, _ := filepath.Glob(filepath.Join(d.registry, driverName+"*.sock"))
+		sockets, _ := filepath.Glob(filepath.Join(d.registry, d.name+"*.sock"))
 		for _, socket := range sockets {
 			os.Remove(socket)
 		}
@@ -297,7 +403,7 @@ func (d *driver) canceled(ctx context.Context, uid types.UID) bool {
 	select {
 	case <-ctx.Done():
 		lockedFor = uid
-	case <-time.After(20 * time.Millisecond):
+	case <-time.After(time.Second):
 	}
 	return lockedFor == uid
 }

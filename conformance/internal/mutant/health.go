@@ -17,10 +17,6 @@ var healthWatches atomic.Int32
 func (d *driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
 	watches := healthWatches.Add(1)
 	defer healthWatches.Add(-1)
-	if d.fault == "registers-once" {
-		// Once the kubelet that watches has gone, as if the socket were of no more use.
-		defer d.removeRegistration()
-	}
 	switch {
 	case d.fault == "health-fails":
 		return errors.New("cannot watch")
@@ -43,13 +39,6 @@ func (d *driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 			return nil
 		case <-time.After(pause):
 		}
-	}
-}
-
-func (d *driver) removeRegistration() {
-	sockets, _ := filepath.Glob(filepath.Join(d.registry, "*.sock"))
-	for _, socket := range sockets {
-		os.Remove(socket)
 	}
 }
 

@@ -18,18 +18,19 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// driverName is the name under which the gadgets are published.
-const driverName = "gadget.example.com"
+// domain is that of the attributes and the parameters, and the usual name of the driver.
+const domain = "gadget.example.com"
 
 // config is the command line.
 type config struct {
-	kubeconfig, node, plugins, registry, cdi string
-	fault                                    string
+	name, kubeconfig, node, plugins, registry, cdi string
+	fault                                          string
 }
 
 func main() {
 	var c config
 	list := flag.Bool("list", false, "list the faults")
+	flag.StringVar(&c.name, "name", domain, "")
 	flag.StringVar(&c.kubeconfig, "kubeconfig", "", "")
 	flag.StringVar(&c.node, "node", "", "")
 	flag.StringVar(&c.plugins, "plugins", "", "")
@@ -69,7 +70,7 @@ func run(ctx context.Context, c config) error {
 	if err != nil {
 		return err
 	}
-	d := &driver{config: c, client: client, dir: filepath.Join(c.plugins, driverName)}
+	d := &driver{config: c, client: client, dir: filepath.Join(c.plugins, c.name)}
 	return d.run(ctx)
 }
 

@@ -2,8 +2,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -42,7 +45,7 @@ func pool() resourceslice.Pool {
 		add := func(name, size string, parts int64) {
 			devices = append(devices, resourceapi.Device{
 				Name:             name,
-				Attributes:       map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"size": {StringValue: &size}, "resource.kubernetes.io/numaNode": {IntValue: ptr.To(int64(0))}},
+				Attributes:       map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{domain + "/size": {StringValue: &size}, "resource.kubernetes.io/numaNode": {IntValue: ptr.To(int64(0))}},
 				ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: set, Counters: counters(parts)}},
 			})
 		}
@@ -53,7 +56,11 @@ func pool() resourceslice.Pool {
 	// One that can be shared.
 	devices = append(devices, resourceapi.Device{
 		Name: shared, AllowMultipleAllocations: ptr.To(true),
-		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"size": {StringValue: ptr.To("shared")}},
+		// Who does not ask for less gets all.
+		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"parts": {Value: resource.MustParse("10"), RequestPolicy: &resourceapi.CapacityRequestPolicy{
+			Default: ptr.To(resource.MustParse("10")), ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: ptr.To(resource.MustParse("1"))},
+		}}},
+		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{domain + "/size": {StringValue: ptr.To("shared")}},
 	})
 	return resourceslice.Pool{Slices: []resourceslice.Slice{{SharedCounters: sets}, {Devices: devices}}}
 }
@@ -70,7 +77,7 @@ func (d *driver) publish(ctx context.Context) error {
 	case "malformed-standard-attribute":
 		first.Attributes["resource.kubernetes.io/pciBusID"] = resourceapi.DeviceAttribute{StringValue: ptr.To("3b")}
 	case "inconsistent-attribute":
-		first.Attributes["size"] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(1))}
+		first.Attributes[domain+"/size"] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(1))}
 	case "unstable-names":
 		for i := range devices {
 			devices[i].Attributes["started"] = resourceapi.DeviceAttribute{StringValue: ptr.To(time.Now().Format(time.RFC3339Nano))}
@@ -88,17 +95,101 @@ func (d *driver) publish(ctx context.Context) error {
 	if d.fault == "" {
 		delay = ptr.To(time.Second)
 	}
-	_, err = resourceslice.StartController(ctx, resourceslice.Options{
-		DriverName: driverName,
+	d.published, err = resourceslice.StartController(ctx, resourceslice.Options{
+		DriverName: d.name,
 		KubeClient: d.client,
 		Owner:      &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID},
-		Resources:  &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.node: p}},
+		Resources:  d.resources(p),
 		SyncDelay:  delay,
+		ErrorHandler: func(_ context.Context, err error, _ string) {
+			var dropped *resourceslice.DroppedFieldsError
+			if errors.As(err, &dropped) {
+				d.fieldsDropped(dropped)
+			}
+		},
 	})
 	if err != nil {
 		return err
 	}
+	go d.follow(ctx, p)
 	return d.publishBeside(ctx)
+}
+
+func (d *driver) resources(p resourceslice.Pool) *resourceslice.DriverResources {
+	return &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.node: p}}
+}
+
+// fieldsDropped notes what the API server does not have.
+func (d *driver) fieldsDropped(dropped *resourceslice.DroppedFieldsError) {
+	for _, gate := range dropped.DisabledFeatures() {
+		switch {
+		case gate == "DRAPartitionableDevices" && d.fault != "overlaps-without-counters":
+			d.noCounters.Store(true)
+		case gate == "DRADeviceTaints" && d.fault != "offers-broken-devices":
+			d.noTaints.Store(true)
+		}
+	}
+}
+
+// follow publishes anew when devices break, and when it turns out what the API server drops.
+func (d *driver) follow(ctx context.Context, p resourceslice.Pool) {
+	last := ""
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(200 * time.Millisecond):
+		}
+		broken := d.broken()
+		if now := fmt.Sprint(broken, d.noCounters.Load(), d.noTaints.Load()); now != last {
+			if last != "" || now != fmt.Sprint([]string(nil), false, false) {
+				d.published.Update(d.resources(d.shaped(p, broken)))
+			}
+			last = now
+		}
+	}
+}
+
+// broken are the devices that somebody has broken.
+func (d *driver) broken() []string {
+	files, _ := filepath.Glob(filepath.Join(d.dir, "broken-*"))
+	var names []string
+	for _, file := range files {
+		names = append(names, strings.TrimPrefix(filepath.Base(file), "broken-"))
+	}
+	return names
+}
+
+// shaped is the pool with taints on what is broken, and with what can be published where the API server drops fields.
+func (d *driver) shaped(p resourceslice.Pool, broken []string) resourceslice.Pool {
+	var shaped resourceslice.Pool
+	for _, s := range p.Slices {
+		if d.noCounters.Load() {
+			s.SharedCounters = nil
+		}
+		var devices []resourceapi.Device
+		for _, device := range s.Devices {
+			bad := slices.Contains(broken, device.Name)
+			if d.noCounters.Load() {
+				if strings.HasPrefix(device.Name, "half-") {
+					continue
+				}
+				device.ConsumesCounters = nil
+			}
+			if bad && d.noTaints.Load() {
+				continue
+			}
+			if bad {
+				device.Taints = []resourceapi.DeviceTaint{{Key: domain + "/broken", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+			}
+			devices = append(devices, device)
+		}
+		s.Devices = devices
+		if len(s.Devices)+len(s.SharedCounters) > 0 {
+			shaped.Slices = append(shaped.Slices, s)
+		}
+	}
+	return shaped
 }
 
 // publishOnce writes slices and never looks at them again.
@@ -122,7 +213,7 @@ func (d *driver) publishOnce(ctx context.Context, p resourceslice.Pool) error {
 
 func (d *driver) slice(name, pool string, generation, count int64) *resourceapi.ResourceSlice {
 	s := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{GenerateName: name}}
-	s.Spec.Driver, s.Spec.NodeName = driverName, &d.node
+	s.Spec.Driver, s.Spec.NodeName = d.name, &d.node
 	s.Spec.Pool = resourceapi.ResourcePool{Name: pool, Generation: generation, ResourceSliceCount: count}
 	return s
 }
@@ -132,7 +223,17 @@ func (d *driver) neighbour() string { return d.node + ".neighbour" }
 
 // own are the slices of the driver on its node.
 func (d *driver) own() metav1.ListOptions {
-	return metav1.ListOptions{FieldSelector: "spec.driver=" + driverName + ",spec.nodeName=" + d.node}
+	return metav1.ListOptions{FieldSelector: "spec.driver=" + d.name + ",spec.nodeName=" + d.node}
+}
+
+func (d *driver) deleteSlices(ctx context.Context, which metav1.ListOptions) {
+	list, err := d.client.ResourceV1().ResourceSlices().List(ctx, which)
+	if err != nil {
+		return
+	}
+	for _, s := range list.Items {
+		_ = d.client.ResourceV1().ResourceSlices().Delete(ctx, s.Name, metav1.DeleteOptions{})
+	}
 }
 
 func (d *driver) create(ctx context.Context, s *resourceapi.ResourceSlice) error {
@@ -193,7 +294,9 @@ func (d *driver) publishBeside(ctx context.Context) error {
 func (d *driver) afterStart(ctx context.Context) {
 	switch d.fault {
 	case "writes-when-idle":
-		go d.touch(ctx)
+		go d.touch(ctx, func() bool { return true })
+	case "writes-dropped-counters-again":
+		go d.touch(ctx, d.noCounters.Load)
 	case "watches-all-slices":
 		factory := informers.NewSharedInformerFactory(d.client, 0)
 		factory.Resource().V1().ResourceSlices().Informer()
@@ -203,21 +306,24 @@ func (d *driver) afterStart(ctx context.Context) {
 	case "needs-undeclared-rights":
 		_, _ = d.client.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
 	case "deletes-foreign-slices":
-		_ = d.client.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.nodeName=" + d.neighbour()})
+		d.deleteSlices(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + d.neighbour()})
 	case "writes-config-maps":
-		_, _ = d.client.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: driverName}}, metav1.CreateOptions{})
+		_, _ = d.client.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: d.name}}, metav1.CreateOptions{})
 	case "exits-without-api-server":
 		go d.exitWithoutAPI(ctx)
 	}
 }
 
 // touch writes a slice again and again.
-func (d *driver) touch(ctx context.Context) {
+func (d *driver) touch(ctx context.Context, when func() bool) {
 	for i := 0; ; i++ {
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(500 * time.Millisecond):
+		}
+		if !when() {
+			continue
 		}
 		list, err := d.client.ResourceV1().ResourceSlices().List(ctx, d.own())
 		if err != nil || len(list.Items) == 0 {

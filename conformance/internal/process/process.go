@@ -11,11 +11,15 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"reflect"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
 	"text/template"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Vars are what a command template can refer to, as in {{.Kubeconfig}}.
@@ -68,6 +72,16 @@ func (c *Command) render(vars Vars) (string, error) {
 	return line.String(), nil
 }
 
+// Uses is true if the command has that variable: it is another command with another value of it.
+func (c *Command) Uses(name string) bool {
+	var some Vars
+	field := reflect.ValueOf(&some).Elem().FieldByName(name)
+	field.SetString("some value")
+	without, err1 := c.render(Vars{})
+	with, err2 := c.render(some)
+	return err1 == nil && err2 == nil && with != without
+}
+
 // Line is one line of output.
 type Line struct {
 	Time time.Time
@@ -89,6 +103,33 @@ type Process struct {
 
 // Start starts the driver. Its output also goes to tee, if that is not nil.
 func (c *Command) Start(vars Vars, tee io.Writer) (*Process, error) {
+	return c.start(vars, tee, (*exec.Cmd).Start)
+}
+
+// StartBound starts the driver without root's right to pass over the modes of files and folders, so that it cannot write
+// where its owner cannot.
+func (c *Command) StartBound(vars Vars, tee io.Writer) (*Process, error) {
+	return c.start(vars, tee, func(cmd *exec.Cmd) error {
+		started := make(chan error)
+		go func() {
+			// What a thread has given up it never gets back, so it can do nothing else after this. Nor can it end: processes
+			// die with the thread that has started them, and it may have started other drivers before.
+			runtime.LockOSThread()
+			if os.Geteuid() == 0 {
+				if err := unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_DAC_OVERRIDE, 0, 0, 0); err != nil {
+					runtime.UnlockOSThread()
+					started <- fmt.Errorf("give up CAP_DAC_OVERRIDE: %w", err)
+					return
+				}
+			}
+			started <- cmd.Start()
+			select {}
+		}()
+		return <-started
+	})
+}
+
+func (c *Command) start(vars Vars, tee io.Writer, start func(*exec.Cmd) error) (*Process, error) {
 	line, err := c.render(vars)
 	if err != nil {
 		return nil, err
@@ -103,7 +144,7 @@ func (c *Command) Start(vars Vars, tee io.Writer) (*Process, error) {
 	output, writer := io.Pipe()
 	p.cmd.Stdout, p.cmd.Stderr = writer, writer
 	p.cmd.WaitDelay = 5 * time.Second // for children that keep the output open
-	if err := p.cmd.Start(); err != nil {
+	if err := start(p.cmd); err != nil {
 		return nil, fmt.Errorf("start the driver with %q: %w", line, err)
 	}
 	read := make(chan struct{})

@@ -2,6 +2,7 @@ package process
 
 import (
 	"context"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -76,4 +77,23 @@ func TestStopKillsInTheEnd(t *testing.T) {
 		t.Error("stopped although it ignores SIGTERM")
 	}
 	<-p.Done()
+}
+
+func TestBoundByModes(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o555); err != nil { //nolint:gosec // what the test is about
+		t.Fatal(err)
+	}
+	c, err := Parse("touch {{.StateDir}}/file")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := c.StartBound(Vars{StateDir: dir}, nil)
+	if err != nil {
+		t.Skip(err) // not allowed here
+	}
+	<-p.Done()
+	if p.Exit() == nil {
+		t.Error("it writes into a folder that nobody may write to")
+	}
 }
