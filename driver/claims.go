@@ -49,6 +49,7 @@ type claims struct {
 	tools     []cdi.Mount // programs that every container gets
 	bootID    string
 	waypoints Waypoints
+	lending   bool // whole GPUs are given out by the device plugin
 	// changed is called, without the mutex, after which devices are in use has changed.
 	changed func()
 
@@ -554,7 +555,7 @@ func (c *claims) fleet() fleet {
 		return fleet{fault: c.noStock}
 	}
 	inUse, taken := c.ledger.usage()
-	return fleet{stock: c.stock, inUse: inUse, taken: taken}
+	return fleet{stock: c.stock, inUse: inUse, taken: taken, lending: c.lending, lent: c.ledger.lent()}
 }
 
 func (c *claims) currentStock() *stock {

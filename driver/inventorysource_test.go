@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 func inventoryText(rules string) string {
@@ -154,7 +155,7 @@ func TestInventoryFollowsTheLabelsOfTheNode(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var watching sync.WaitGroup
 	watching.Go(func() {
-		watchNode(ctx, api, nodeName, func() {}, func(string) {}, func(labels map[string]string) { s.labels <- labels })
+		watchNode(ctx, api, nodeName, func() {}, func(types.UID) {}, func(string) {}, func(labels map[string]string) { s.labels <- labels })
 	})
 	defer watching.Wait()
 	defer cancel()

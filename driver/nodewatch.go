@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -15,21 +16,26 @@ import (
 	"github.com/simgpu/simgpu/driver/faults"
 )
 
-// watchNode calls annotated with the annotation of the node that names its faults, "" where it has none, and
-// then labelled with its labels: first when they are known and then whenever they are others, until the context
+// watchNode calls identified with the UID of the node, annotated with the annotation that names its faults, "" where it has
+// none, and then labelled with its labels: first when they are known and then whenever they are others, until the context
 // ends. It lists and watches that one Node, and calls reconnected when it watches again after the connection was lost
 // or the API server closed it.
-func watchNode(ctx context.Context, client kubernetes.Interface, nodeName string, reconnected func(), annotated func(string), labelled func(map[string]string)) {
+func watchNode(ctx context.Context, client kubernetes.Interface, nodeName string, reconnected func(), identified func(types.UID), annotated func(string), labelled func(map[string]string)) {
 	connected := false
 	byName := fields.OneTermEqualSelector(metav1.ObjectNameField, nodeName).String()
 	var labels map[string]string
 	var annotation string
+	var uid types.UID
 	see := func(object any) {
 		node, ok := object.(*corev1.Node)
 		if !ok || node.Name != nodeName {
 			return
 		}
 		first := labels == nil
+		if first || node.UID != uid {
+			uid = node.UID
+			identified(uid)
+		}
 		if now := node.Annotations[faults.Annotation]; first || now != annotation {
 			annotation = now
 			annotated(now)

@@ -42,8 +42,14 @@ type Options struct {
 	HTTPEndpoint string
 	// DCGMEndpoint serves the metrics of the GPUs as dcgm-exporter does, at /metrics; "" serves nothing.
 	DCGMEndpoint string
-	// PodResourcesSocket is the kubelet's socket that tells which pods use the GPUs; "" leaves that out.
+	// PodResourcesSocket is the kubelet's socket that tells which pods use the GPUs. Without it metrics do not name pods, and GPUs
+	// that the device plugin has given out never come back to claims.
 	PodResourcesSocket string
+	// DevicePluginDir is the kubelet's folder of device plugins. If it is set, whole GPUs are given out as the extended
+	// resource DevicePluginResource, and not to claims; "" gives out nothing so.
+	DevicePluginDir string
+	// DevicePluginResource is the extended resource that GPUs are given out as, or have been before. Required for DevicePluginDir.
+	DevicePluginResource string
 	// APIRequests are exported with the metrics, if set. The caller has them count what KubeClient does.
 	APIRequests *APIRequests
 	// DeviceStatus has the driver tell in the status of claims which devices it has prepared.
@@ -122,6 +128,12 @@ func (o *Options) complete() error {
 		if err := checkpoint.CheckUID(types.UID(o.PodUID)); err != nil {
 			errs = append(errs, fmt.Errorf("the pod's UID: %w", err))
 		}
+	}
+	if problems := validation.IsQualifiedName(o.DevicePluginResource); o.DevicePluginResource != "" && len(problems) > 0 {
+		errs = append(errs, fmt.Errorf("the extended resource %q: %s", o.DevicePluginResource, strings.Join(problems, "; ")))
+	}
+	if o.DevicePluginDir != "" && o.DevicePluginResource == "" {
+		errs = append(errs, errors.New("a device plugin needs the name of an extended resource"))
 	}
 	if o.AttachDelay < 0 {
 		errs = append(errs, fmt.Errorf("the time to attach devices must not be negative, and is %v", o.AttachDelay))

@@ -24,13 +24,17 @@ type fleet struct {
 	inUse map[string]bool
 	// taken are those of them that claims have for themselves: not by administrative access.
 	taken map[string]bool
+	// lending says that whole GPUs are given out by the device plugin, and no devices to new claims.
+	lending bool
+	// lent GPUs are given out, by index.
+	lent map[int]bool
 	// broken is what faults do to devices; the same pointer says that it is the same.
 	broken *conditions
 }
 
 // usageMatters is false where the same is published whatever is in use.
 func (f fleet) usageMatters(api apiLimits) bool {
-	return api.noPartitions || slices.ContainsFunc(f.stock.gpus, func(g stockGPU) bool { return g.retiring })
+	return api.noPartitions || f.lending || len(f.lent) > 0 || slices.ContainsFunc(f.stock.gpus, func(g stockGPU) bool { return g.retiring })
 }
 
 // arrangement spreads the devices of a node over slices.
@@ -40,7 +44,8 @@ type arrangement func(*hardware.Node, deviceslices.Layout) (resourceslice.Driver
 //
 // Where partitions cannot be kept apart there are none, and a GPU with a partition in use is not
 // offered as a whole either. Of a GPU that is on its way out only the devices in use are published,
-// tainted, or not at all where taints are dropped.
+// tainted, or not at all where taints are dropped. The same holds for GPUs that the device plugin gives out; of those that it
+// has given out there is nothing.
 func resourcesOf(nodeName, driverName string, f fleet, layout deviceslices.Layout, api apiLimits, arrange arrangement) (resourceslice.DriverResources, error) {
 	node := &hardware.Node{Name: nodeName, DriverName: driverName}
 	for _, gpu := range f.stock.gpus {
@@ -82,11 +87,16 @@ func (f fleet) offered(devices []resourceapi.Device, api apiLimits) []resourceap
 	for _, device := range devices {
 		known := f.stock.device(device.Name)
 		device = *device.DeepCopy()
-		if f.stock.gpu(known.GPU.Index).retiring {
-			if !f.inUse[device.Name] || api.noTaints {
-				continue
-			}
+		lending := f.lending && wholeOf(known.GPU) != nil
+		retiring := f.stock.gpu(known.GPU.Index).retiring
+		if f.lent[known.GPU.Index] || (lending || retiring) && (!f.inUse[device.Name] || api.noTaints) {
+			continue
+		}
+		if retiring {
 			device.Taints = append(device.Taints, resourceapi.DeviceTaint{Key: removedTaint, Effect: resourceapi.DeviceTaintEffectNoSchedule})
+		}
+		if lending {
+			device.Taints = append(device.Taints, resourceapi.DeviceTaint{Key: lentTaint, Effect: resourceapi.DeviceTaintEffectNoSchedule})
 		}
 		// Partitions that exist for good need no counters.
 		if api.noPartitions && known.GPU.CounterSet != nil {

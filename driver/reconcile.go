@@ -6,6 +6,7 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -94,6 +95,9 @@ func (r *reconciler) run(ctx context.Context) (complete bool) {
 // releaseIfGone unprepares a claim that does not exist in the API any more, or exists as another object
 // of the same name, or has lost its devices where the kubelet does not say so.
 func (r *reconciler) releaseIfGone(ctx context.Context, uid types.UID, key types.NamespacedName) (bool, error) {
+	if isLent(uid) {
+		return false, nil // the API knows nothing of it
+	}
 	claim, err := r.get(ctx, key)
 	if err != nil {
 		return false, err
@@ -148,6 +152,10 @@ func (r *reconciler) get(ctx context.Context, key types.NamespacedName) (*resour
 // or that it is gone.
 func (r *reconciler) settle(ctx context.Context, u checkpoint.Unreadable) error {
 	logger := klog.FromContext(ctx)
+	if isLent(u.UID) {
+		_, err := r.claims.lend(ctx, strings.TrimPrefix(string(u.UID), lentPrefix))
+		return err
+	}
 	// The name in the damaged file may be damaged, too: what the helper has noted counts as well.
 	candidates := []types.NamespacedName{}
 	if u.Claim.Name != "" && u.Claim.Namespace != "" {

@@ -18,6 +18,8 @@ import (
 	"github.com/simgpu/simgpu/cdi"
 	"github.com/simgpu/simgpu/deviceapi"
 	"github.com/simgpu/simgpu/driver/checkpoint"
+	"github.com/simgpu/simgpu/driver/deviceplugin"
+	"github.com/simgpu/simgpu/driver/podresources"
 	"github.com/simgpu/simgpu/driver/tools"
 )
 
@@ -65,15 +67,24 @@ func (d *Driver) work(until context.Context, gone <-chan time.Time) (err error) 
 		attaching: d.opts.AttachDelay > 0,
 		alphas:    alphas{partitionTypes: d.opts.PartitionTypes, skip: d.skip},
 	})
+	lending := &lending{claims: claims, conditions: nodeFaults.conditions, now: time.Now}
+	if socket := d.opts.PodResourcesSocket; socket != "" {
+		lending.used = func(ctx context.Context) (map[string]bool, error) {
+			return podresources.InUse(ctx, socket, d.opts.DevicePluginResource)
+		}
+	}
+	lender := &deviceplugin.Plugin{Resource: d.opts.DevicePluginResource, Dir: d.opts.DevicePluginDir, Devices: lending.devices, Allocate: lending.allocate}
 	slices := &sliceWriter{client: d.opts.KubeClient, driverName: d.opts.DriverName, nodeName: d.opts.NodeName, failed: publisher.writeFailed}
 	publisher.publish = slices.write
 	claims.changed = func() {
 		publisher.changed()
 		view.update(running)
 		nodeFaults.refresh()
+		lender.Changed()
 	}
 	nodeFaults.show = func(c *conditions) {
 		sockets.SetHealth(c.served)
+		lender.Changed()
 		publisher.changed()
 	}
 	var status *deviceStatus
@@ -106,7 +117,7 @@ func (d *Driver) work(until context.Context, gone <-chan time.Time) (err error) 
 	background.Go(func() { source.run(running, labels) })
 	background.Go(func() {
 		faults := func(annotation string) { nodeFaults.look(running, annotation) }
-		watchNode(running, d.opts.KubeClient, d.opts.NodeName, publisher.lookAgain, faults, func(l map[string]string) {
+		watchNode(running, d.opts.KubeClient, d.opts.NodeName, publisher.lookAgain, slices.ownedBy, faults, func(l map[string]string) {
 			select {
 			case labels <- l:
 			case <-running.Done():
@@ -116,6 +127,10 @@ func (d *Driver) work(until context.Context, gone <-chan time.Time) (err error) 
 	background.Go(func() { publisher.run(running) })
 	background.Go(func() { status.run(running) })
 	background.Go(func() { attacher.run(running) })
+	background.Go(func() { lending.run(running) })
+	if d.opts.DevicePluginDir != "" {
+		background.Go(func() { lender.Run(running) })
+	}
 	background.Go(func() { reconciler.loop(running, d.opts.Resync, reconcileRetry) })
 	d.front.open(plugin)
 
@@ -164,7 +179,7 @@ func (d *Driver) openClaims(sockets socketServer) (*claims, error) {
 	return newClaims(&claims{
 		factory: factory{nodeName: d.opts.NodeName, driverName: d.opts.DriverName, catalogue: d.opts.Catalogue},
 		store:   store, specs: specs, sockets: sockets, devDir: d.paths.dev, tools: mounts,
-		bootID: bootID, waypoints: d.opts.Waypoints,
+		bootID: bootID, waypoints: d.opts.Waypoints, lending: d.opts.DevicePluginDir != "",
 	}), nil
 }
 

@@ -71,7 +71,9 @@ func (c *config) addFlags(flags *pflag.FlagSet, getenv func(string) string) {
 	flags.StringVar(&o.ToolsDir, "tools-dir", toolsDir(), "folder with the programs that containers get: nvidia-smi and simgpu-run")
 	flags.StringVar(&o.HTTPEndpoint, "http-endpoint", o.HTTPEndpoint, "address of /metrics, /healthz and /readyz; empty: none")
 	flags.StringVar(&o.DCGMEndpoint, "dcgm-endpoint", o.DCGMEndpoint, "address of the GPUs' own /metrics, as dcgm-exporter names them; empty: none")
-	flags.StringVar(&o.PodResourcesSocket, "pod-resources-socket", o.PodResourcesSocket, "socket of the kubelet that tells --dcgm-endpoint which pods use the GPUs; empty: that stays unknown")
+	flags.StringVar(&o.PodResourcesSocket, "pod-resources-socket", o.PodResourcesSocket, "socket of the kubelet that tells --dcgm-endpoint which pods use the GPUs, and which of those that the device plugin has given out are free again; empty: that stays unknown")
+	flags.StringVar(&o.DevicePluginDir, "device-plugin-dir", o.DevicePluginDir, "the kubelet's folder of device plugins: whole GPUs are given out as --device-plugin-resource, and not to claims; empty: to claims alone")
+	flags.StringVar(&o.DevicePluginResource, "device-plugin-resource", o.DevicePluginResource, "extended resource that --device-plugin-dir gives out, or has given out before")
 	flags.StringVar((*string)(&o.DeviceOrder), "device-order", string(o.DeviceOrder), "order in which devices are published, of which the scheduler takes the first that fits: "+
 		"vendor, as real hardware; packed, those first that rule out fewest others; adaptive, the same for what is in use at the moment")
 	flags.DurationVar(&o.DeviceOrderInterval, "device-order-interval", o.DeviceOrderInterval, "least time between two changes of the adaptive order, each of which rewrites one ResourceSlice")
