@@ -54,6 +54,7 @@ local_up() {
   eval "$("$cluster" env --name $name)"
 }
 local_load() { run "$cluster" load-image --name $name "$@"; }
+local_restart_kubelet() { run "$cluster" restart --name $name "$1" kubelet; }
 local_down() { run "$cluster" down --name $name; }
 local_again='eval "$(bin/simgpu-cluster env --name simgpu)"'
 
@@ -78,6 +79,7 @@ kind_config() {
   for ((i = 0; i < nodes; i++)); do printf '  - role: worker\n    image: %s\n' "$image"; done
 }
 kind_load() { for archive; do run kind load image-archive --name $name "$archive"; done; }
+kind_restart_kubelet() { run docker exec "$1" systemctl restart kubelet; }
 kind_down() { run kind delete cluster --name $name; }
 kind_again="kind export kubeconfig --name $name"
 

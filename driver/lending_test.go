@@ -179,7 +179,7 @@ func TestDevicePlugin(t *testing.T) {
 	// Another kubelet: the plugin registers again.
 	stop()
 	stop = kubelet.start(t)
-	client, stream = kubelet.plugin(t)
+	_, stream = kubelet.plugin(t)
 	healths(t, stream, deviceplugin.Healthy, deviceplugin.Healthy)
 	stop()
 
@@ -220,7 +220,7 @@ func TestLentGPUsComeBack(t *testing.T) {
 		if err := l.takeBack(t.Context()); !errors.Is(err, failure) {
 			t.Errorf("error %v", err)
 		}
-		if lent := len(p.claims.lentDevices()) > 0; lent != wantLent {
+		if lent := len(p.lentDevices()) > 0; lent != wantLent {
 			t.Errorf("lent is %v, want %v", lent, wantLent)
 		}
 	}
@@ -250,8 +250,8 @@ func TestLentGPUsComeBack(t *testing.T) {
 	if _, err := l.allocate(t.Context(), []string{id}); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.takeBack(t.Context()); err == nil || len(p.claims.lentDevices()) != 1 {
-		t.Errorf("error %v, lent %v", err, p.claims.lentDevices())
+	if err := l.takeBack(t.Context()); err == nil || len(p.lentDevices()) != 1 {
+		t.Errorf("error %v, lent %v", err, p.lentDevices())
 	}
 }
 
@@ -268,7 +268,7 @@ func TestLendingIsAllOrNothing(t *testing.T) {
 	if _, err := l.allocate(t.Context(), []string{devices[0].ID, devices[1].ID, devices[2].ID}); err == nil {
 		t.Error("no error")
 	}
-	if lent := p.claims.lentDevices(); len(lent) != 1 || lent[lentPrefix+"gpu-0"] != "gpu-0" {
+	if lent := p.lentDevices(); len(lent) != 1 || lent[lentPrefix+"gpu-0"] != "gpu-0" {
 		t.Errorf("lent are %v", lent)
 	}
 }

@@ -1,6 +1,7 @@
 // Command simgpuctl is the people's tool beside the driver: it shows the GPU models that can be simulated, prints what
 // a node would publish, puts faults on simulated devices, says why pods wait for
-// devices, and where claims would land. Installed as kubectl-simgpu it is "kubectl simgpu".
+// devices, where claims would land, and how pods fare with DRA and with device plugins. Installed as kubectl-simgpu it is
+// "kubectl simgpu".
 // Each command is thin: the packages do the work.
 package main
 
@@ -44,7 +45,7 @@ func newCommand(calledAs string, stdout, stderr io.Writer) *cobra.Command {
 	cmd.SetOut(stdout)
 	cmd.SetErr(stderr)
 	cmd.AddCommand(newModelsCommand(), newModelCommand(), newRenderCommand())
-	cmd.AddCommand(newFaultCommand(connectLikeKubectl), newExplainCommand(), newPlaceCommand())
+	cmd.AddCommand(newFaultCommand(connectLikeKubectl), newExplainCommand(), newPlaceCommand(), newCanaryCommand())
 	return cmd
 }
 

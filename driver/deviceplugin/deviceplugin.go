@@ -112,8 +112,15 @@ func (p *Plugin) serve(ctx context.Context) error {
 	server := grpc.NewServer()
 	api.RegisterDevicePluginServer(server, &service{plugin: p, ended: ctx.Done()})
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
-	defer func() { server.Stop(); <-served }()
+	go func() {
+		defer close(served)
+		served <- server.Serve(listener)
+	}()
+	defer func() {
+		server.Stop()
+		for range served { // until it has ended
+		}
+	}()
 
 	if err := p.register(ctx); err != nil {
 		return err
@@ -123,6 +130,8 @@ func (p *Plugin) serve(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
+		case err := <-served:
+			return fmt.Errorf("serve %s: %w", path, err)
 		case event := <-watcher.Events:
 			name := filepath.Base(event.Name)
 			if name == p.socket() && event.Has(fsnotify.Remove) || name == "kubelet.sock" && event.Has(fsnotify.Create) {

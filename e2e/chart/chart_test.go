@@ -196,6 +196,7 @@ func TestArguments(t *testing.T) {
 		"--http-endpoint=:8080",
 		"--dcgm-endpoint=:9400",
 		"--pod-resources-socket=/var/lib/kubelet/pod-resources/kubelet.sock",
+		"--device-plugin-resource=nvidia.com/gpu",
 		"--device-status=true",
 		"--device-order=vendor",
 		"--device-order-interval=1s",
@@ -617,6 +618,11 @@ var optionCases = map[string]struct {
 	"dcgm.port": {"dcgm: {port: 9999}", func(t *testing.T, r objects) any {
 		return container(t, r).Ports[1].ContainerPort
 	}, int32(9999)},
+	"devicePlugin.enabled": {"devicePlugin: {enabled: true}", func(t *testing.T, r objects) any {
+		c := container(t, r)
+		return slices.Contains(c.Args, "--device-plugin-dir=/var/lib/kubelet/device-plugins") &&
+			slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == "/var/lib/kubelet/device-plugins" })
+	}, true},
 	"dcgm.podAttribution": {"dcgm: {podAttribution: false}", func(t *testing.T, r objects) any {
 		return strings.Contains(strings.Join(container(t, r).Args, " "), "--pod-resources-socket")
 	}, false},

@@ -476,6 +476,25 @@ func TestReasons(t *testing.T) {
 	for _, object := range []string{list[0].Name, claim, "second"} {
 		suite.Event(t, ns, "DevicesNotAvailable", object, "memory-slice-0 of gpu-0-counter-set")
 	}
+	// A cordon changes the reason, and nothing of devices changes with it.
+	nodes := []string{suite.Cluster.Node(1).Name(), suite.Cluster.Node(2).Name()}
+	uncordon := append([]string{"uncordon"}, nodes...)
+	t.Cleanup(func() { _, _ = suite.Command(context.WithoutCancel(t.Context()), "kubectl", uncordon...) })
+	for _, tc := range []struct {
+		args []string
+		want string
+	}{{append([]string{"cordon"}, nodes...), "is cordoned"}, {uncordon, "memory-slice-0 of gpu-0-counter-set"}} {
+		suite.Kubectl(t, tc.args...)
+		suite.Eventually(t, fmt.Sprintf("the condition to say %q", tc.want), func(ctx context.Context) error {
+			s, err := service(ctx, ns, "second")
+			if err == nil && !slices.ContainsFunc(s.Status.Conditions, func(c api.Condition) bool {
+				return c.Type == api.ConditionDevicesAllocated && strings.Contains(c.Message, tc.want)
+			}) {
+				err = fmt.Errorf("conditions %+v", s.Status.Conditions)
+			}
+			return err
+		})
+	}
 	suite.Kubectl(t, "-n", ns, "delete", "llmisvc", "first")
 	ready(t, ns, "second")
 	expect(t, ns, "second", api.ConditionDevicesAllocated, corev1.ConditionTrue, "Allocated")

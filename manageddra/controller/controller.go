@@ -103,6 +103,7 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options)
 		c.Watch(source.Kind(mgr.GetCache(), client.Object(&api.LLMInferenceService{}), &handler.EnqueueRequestForObject{})),
 		c.Watch(source.Kind(mgr.GetCache(), client.Object(&api.LLMInferenceServiceConfig{}), handler.EnqueueRequestsFromMapFunc(r.servicesOfConfig))),
 		c.Watch(source.Kind(mgr.GetCache(), client.Object(&corev1.Pod{}), handler.EnqueueRequestsFromMapFunc(serviceOfPod))),
+		c.Watch(source.Kind(mgr.GetCache(), client.Object(&corev1.Node{}), waits, placing)),
 		c.Watch(source.Kind(kserve, client.Object(&appsv1.Deployment{}), all)),
 	)
 }

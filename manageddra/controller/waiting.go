@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -11,8 +12,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/simgpu/simgpu/manageddra/api"
@@ -59,6 +63,14 @@ func (w *waiting) requests(context.Context, client.Object) []reconcile.Request {
 	}
 	return requests
 }
+
+// placing lets through what of a Node may change why a pod waits for devices. Kubelets write the rest of it all the time.
+var placing = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+	before, ok1 := e.ObjectOld.(*corev1.Node)
+	after, ok2 := e.ObjectNew.(*corev1.Node)
+	return !ok1 || !ok2 || before.UID != after.UID || before.Spec.Unschedulable != after.Spec.Unschedulable ||
+		!equality.Semantic.DeepEqual(before.Spec.Taints, after.Spec.Taints) || !maps.Equal(before.Labels, after.Labels)
+}}
 
 // devices sets the condition that says whether all pods have their devices, and tells those that wait why. It returns
 // after what time to look again, 0 for never.

@@ -51,6 +51,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{ .Values.kubeletRoot }}/pod-resources
 {{- end -}}
 
+{{/* Whether the driver asks the kubelet who uses what: for metrics, and to know when GPUs of the device plugin are free. */}}
+{{- define "simgpu.asksPodResources" -}}
+{{- if or (and .Values.dcgm.enabled .Values.dcgm.podAttribution) .Values.devicePlugin.enabled }}true{{ end -}}
+{{- end -}}
+
 {{/* The vendor's domain, which the class of the partitions and the extended resource are named after. */}}
 {{- define "simgpu.domain" -}}
 {{ trimPrefix "gpu." .Values.driverName }}
