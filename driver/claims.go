@@ -212,6 +212,7 @@ func (c *claims) reserve(claim *resourceapi.ResourceClaim, results []resourceapi
 	record := checkpoint.Claim{
 		Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID,
 		State: checkpoint.Preparing, BootID: c.bootID, NotUnprepared: unprepareSkipped(results),
+		ExtendedResource: claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true",
 	}
 	devices := make([]*hardware.Device, len(results))
 	for i, r := range results {

@@ -104,19 +104,38 @@ type lending struct {
 	unused map[types.UID]time.Time // since when the kubelet says so
 }
 
+// extended are the devices of claims that the scheduler made for an extended resource.
+func (c *claims) extended() map[string]bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	devices := map[string]bool{}
+	for _, claim := range c.known {
+		if claim.ExtendedResource {
+			for _, device := range claim.Devices {
+				devices[device.Device] = true
+			}
+		}
+	}
+	return devices
+}
+
 // devices for the kubelet: those of GPUs that claims have parts of are not healthy, so that the kubelet gives them to nobody.
+// Where the scheduler has made the claim for an extended resource it goes on to count what the pod asks for against what the
+// node offers. Such a GPU would count twice if it were not offered: it is healthy, and the kubelet is told to take another.
 func (l *lending) devices() []deviceplugin.Device {
 	f := l.claims.fleet()
 	if f.stock == nil {
 		return nil
 	}
 	broken := l.conditions(f.stock)
+	extended := l.claims.extended()
 	var list []deviceplugin.Device
 	for _, gpu := range f.stock.gpus {
 		if whole := wholeOf(gpu.GPU); whole != nil {
 			claimed := !f.lent[gpu.Index] && slices.ContainsFunc(gpu.Devices, func(d *hardware.Device) bool { return f.taken[d.Name] })
-			healthy := !claimed && !gpu.retiring && (broken == nil || !broken.devices[whole.Name].keepsAway())
-			list = append(list, deviceplugin.Device{ID: whole.UUID, Healthy: healthy})
+			taken := claimed && extended[whole.Name]
+			healthy := (!claimed || taken) && !gpu.retiring && (broken == nil || !broken.devices[whole.Name].keepsAway())
+			list = append(list, deviceplugin.Device{ID: whole.UUID, Healthy: healthy, Taken: taken})
 		}
 	}
 	return list

@@ -255,6 +255,33 @@ func TestLentGPUsComeBack(t *testing.T) {
 	}
 }
 
+// TestGPUsThatCountTwice: the scheduler counts a pod with a claim for its extended resource against what the device plugin
+// offers, so the GPU is offered, and the kubelet told to take another.
+func TestGPUsThatCountTwice(t *testing.T) {
+	n := newTestNode(t)
+	p := n.start(h100s(3)...)
+	l := &lending{claims: p.claims, conditions: func(*stock) *conditions { return nil }, now: time.Now}
+	extended := claimOf("extended", []string{"gpu-0"})
+	extended.Annotations = map[string]string{resourceapi.ExtendedResourceClaimAnnotation: "true"}
+	p.mustPrepare(t, extended)
+	p.mustPrepare(t, claimOf("claim", []string{"gpu-1"}))
+	for restarted := range 2 {
+		devices := l.devices()
+		var got [][2]bool
+		for _, device := range devices {
+			got = append(got, [2]bool{device.Healthy, device.Taken})
+		}
+		if want := [][2]bool{{true, true}, {false, false}, {true, false}}; !slices.Equal(got, want) {
+			t.Errorf("restarted %d times: healthy and taken are %v, want %v", restarted, got, want)
+		}
+		if _, err := l.allocate(t.Context(), []string{devices[0].ID}); err == nil {
+			t.Error("the GPU of a claim is given out")
+		}
+		p = n.start(h100s(3)...)
+		l.claims = p.claims
+	}
+}
+
 // TestLendingIsAllOrNothing: of several GPUs none stays lent where one cannot be had.
 func TestLendingIsAllOrNothing(t *testing.T) {
 	n := newTestNode(t)

@@ -38,6 +38,9 @@ type Claim struct {
 	// NotUnprepared is a claim that the kubelet is not going to unprepare: its devices are free as soon as they are
 	// not allocated to it any more.
 	NotUnprepared bool `json:"notUnprepared,omitempty"`
+	// ExtendedResource is a claim that the scheduler made for a pod's extended resource. Without it the device plugin calls
+	// its GPU unhealthy, and offers fewer than it could.
+	ExtendedResource bool `json:"extendedResource,omitempty"`
 	// Devices are the allocation results of the driver, in the order of the claim.
 	Devices []Device `json:"devices"`
 }

@@ -31,6 +31,8 @@ const again = time.Second
 type Device struct {
 	ID      string
 	Healthy bool
+	// Taken is a device that cannot be given out although it counts, so that the kubelet is to take others.
+	Taken bool
 }
 
 // Plugin of one extended resource.
@@ -164,7 +166,23 @@ type service struct {
 }
 
 func (s *service) GetDevicePluginOptions(context.Context, *api.Empty) (*api.DevicePluginOptions, error) {
-	return &api.DevicePluginOptions{}, nil
+	return &api.DevicePluginOptions{GetPreferredAllocationAvailable: true}, nil
+}
+
+// GetPreferredAllocation prefers those that are not taken.
+func (s *service) GetPreferredAllocation(_ context.Context, request *api.PreferredAllocationRequest) (*api.PreferredAllocationResponse, error) {
+	answer := &api.PreferredAllocationResponse{}
+	devices := s.plugin.Devices()
+	for _, container := range request.ContainerRequests {
+		ids := slices.Clone(container.MustIncludeDeviceIDs)
+		for _, device := range devices {
+			if len(ids) < int(container.AllocationSize) && !device.Taken && slices.Contains(container.AvailableDeviceIDs, device.ID) && !slices.Contains(ids, device.ID) {
+				ids = append(ids, device.ID)
+			}
+		}
+		answer.ContainerResponses = append(answer.ContainerResponses, &api.ContainerPreferredAllocationResponse{DeviceIDs: ids})
+	}
+	return answer, nil
 }
 
 // ListAndWatch sends the devices now and after every change.

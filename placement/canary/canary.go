@@ -70,7 +70,7 @@ func Compare(s *placement.Snapshot, resource corev1.ResourceName, chosen func(*c
 	for _, pod := range s.Pods {
 		path, asks := pathOf(pod, resource)
 		over := pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded
-		if path == DevicePlugin && !over {
+		if pod.Spec.NodeName != "" && !over { // as the scheduler counts: a claim for the resource makes no difference
 			requested[pod.Spec.NodeName] += amount(pod, resource)
 		}
 		if !asks || !chosen(pod) {

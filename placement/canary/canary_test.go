@@ -40,7 +40,9 @@ func TestCompare(t *testing.T) {
 	refused := func(p *corev1.Pod) {
 		p.Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "UnexpectedAdmissionError"}
 	}
-	claimed := func(p *corev1.Pod) { p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu"}} }
+	claimed := func(p *corev1.Pod) {
+		p.Spec.ResourceClaims, p.Spec.Containers = []corev1.PodResourceClaim{{Name: "gpu"}}, nil
+	}
 	nothing := func(p *corev1.Pod) { p.Spec.Containers = nil }
 	s := &placement.Snapshot{
 		Nodes: []*corev1.Node{
@@ -64,7 +66,7 @@ func TestCompare(t *testing.T) {
 			{Path: canary.Undecided, Pods: 1, Pending: 1},
 		},
 		Nodes: []canary.Node{
-			{Name: "node-a", Plugin: 4, PluginFree: 2}, // another's counts here
+			{Name: "node-a", Plugin: 4, PluginFree: 1}, // another's and the one with a claim for the resource count here
 			{Name: "node-b", Devices: 2, DevicesFree: 2},
 		},
 	}
