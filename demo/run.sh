@@ -6,7 +6,7 @@
 # A demo is a folder with a show.sh. It may have a values.yaml for the chart, and a demo.env that sets `nodes`, how many
 # it needs, `values`, where another demo has the same, or `images`, which it needs beside those of every demo.
 #
-# The kinds of cluster differ in the functions <kind>_up, <kind>_load and <kind>_down below and in nothing else.
+# The kinds of cluster differ in the functions <kind>_up, _load, _restart_kubelet and _down below and in nothing else.
 # Every command that a user could type is shown before it runs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
