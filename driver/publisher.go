@@ -202,7 +202,7 @@ func (p *publisher) sync(ctx context.Context, thorough bool) error {
 	// One change of the order at a time: two that are written together look like another pool.
 	due := p.ordering.due(f.taken)
 	reorder := due && !p.reordering
-	if !thorough && p.published != nil && f.stock == p.of.stock && f.broken == p.of.broken && api == p.with && !f.usageMatters(api) && !reorder && !p.reordering && p.ready() == nil {
+	if !thorough && p.published != nil && f.stock == p.of.stock && f.broken == p.of.broken && api == p.with && !f.usageMatters(api) && !p.of.usageMatters(api) && !reorder && !p.reordering && p.ready() == nil {
 		return nil
 	}
 	arrange := p.ordering.unchanged(f.taken)
