@@ -828,7 +828,7 @@ func checkCanceledCall(t *T) {
 	if _, err := t.tryPrepare(plugin); err != nil { // so that there is a connection
 		t.Fatalf("%v", err)
 	}
-	for _, after := range []time.Duration{time.Millisecond, 3 * time.Millisecond, 10 * time.Millisecond, 100 * time.Millisecond} {
+	for _, after := range []time.Duration{time.Millisecond, 3 * time.Millisecond, 10 * time.Millisecond, 100 * time.Millisecond, time.Second} {
 		ctx, cancel := context.WithTimeout(t.ctx, after)
 		_, _ = plugin.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{reference(claim)}})
 		cancel()

@@ -422,10 +422,7 @@ func checkStateReadOnly(t *T) {
 		modes[path] = info.Mode().Perm()
 		return os.Chmod(path, info.Mode().Perm()&^0o222)
 	})
-	response, err := t.tryPrepare(t.plugin(), reference(claim))
-	if err == nil {
-		err = errorOf(response.GetClaims()[string(claim.UID)])
-	}
+	err = t.tryOne(claim)
 	select {
 	case <-t.driver.Done():
 		t.Fatalf("the driver has ended: %v", t.driver.Exit())
@@ -445,21 +442,46 @@ func checkStateReadOnly(t *T) {
 	}
 	t.restartDriver(true)
 	t.compareAnswers(answer, t.prepareOne(kept))
-	if claim.Status.Allocation.Devices.Results[0].ShareID == nil {
-		another := t.newClaim()
-		another.Status.Allocation = claim.Status.Allocation.DeepCopy()
-		another = t.rewriteAllocation(another)
-		t.refused("a second claim for the device of a claim that was prepared while nothing could be written", reference(another))
+	if t.guards(kept) {
+		t.refused("a second claim for the device of a claim that was prepared while nothing could be written", reference(t.rival(claim)))
 	}
 	t.unprepare(claim, kept)
+}
+
+// rival is another claim for what a claim has, as it should not exist.
+func (t *T) rival(claim *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
+	rival := t.newClaim()
+	rival.Status.Allocation = claim.Status.Allocation.DeepCopy()
+	return t.rewriteAllocation(rival)
+}
+
+// guards is true if the driver does not give what the prepared claim has to another. That it does is a check of its own.
+func (t *T) guards(claim *resourceapi.ResourceClaim) bool {
+	if claim.Status.Allocation.Devices.Results[0].ShareID != nil {
+		return false
+	}
+	rival := t.rival(claim)
+	defer func() {
+		_, _ = t.tryUnprepare(t.plugin(), reference(rival))
+		t.must(t.deleteClaim(t.ctx, rival.Name))
+	}()
+	return t.tryOne(rival) != nil
+}
+
+// tryOne prepares a claim, or says why that fails.
+func (t *T) tryOne(claim *resourceapi.ResourceClaim) error {
+	response, err := t.tryPrepare(t.plugin(), reference(claim))
+	if err != nil {
+		return err
+	}
+	return errorOf(response.GetClaims()[string(claim.UID)])
 }
 
 func checkClockJumped(t *T) {
 	w, ids := t.prepared()
 	answer := t.prepareOne(w.claim())
-	another := t.newClaim()
-	another.Status.Allocation = w.claim().Status.Allocation.DeepCopy()
-	another = t.rewriteAllocation(another)
+	guards := t.guards(w.claim())
+	another := t.rival(w.claim())
 	for _, jump := range []time.Duration{365 * 24 * time.Hour, -365 * 24 * time.Hour} {
 		t.stopDriver(true)
 		then := time.Now().Add(jump)
@@ -470,7 +492,7 @@ func checkClockJumped(t *T) {
 		t.must(t.startDriver())
 		t.awaitReady()
 		t.resolves(ids)
-		if another.Status.Allocation.Devices.Results[0].ShareID == nil {
+		if guards {
 			t.refused("a second claim for the device", reference(another))
 		}
 		t.compareAnswers(answer, t.prepareOne(w.claim()))

@@ -403,7 +403,7 @@ func (d *driver) canceled(ctx context.Context, uid types.UID) bool {
 	select {
 	case <-ctx.Done():
 		lockedFor = uid
-	case <-time.After(time.Second):
+	case <-time.After(5 * time.Second):
 	}
 	return lockedFor == uid
 }
