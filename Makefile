@@ -108,9 +108,10 @@ e2e: ## Cluster tests on real local clusters, a few side by side (RUN=regexp pic
 ##@ Measurements
 
 .PHONY: bench
-bench: ## Measure the driver's speed and what the orders of devices are worth (ARGS=--quick for a glance; go run ./bench/driver --help)
-	@go run ./bench/driver $(ARGS)
-	@go run ./bench/acceptance $(ARGS)
+bench: $(BIN)/simgpu-cluster ## Measure the driver, the orders of devices and the controller of managed DRA (QUICK=1 for a glance; go run ./bench/driver --help)
+	@go run ./bench/driver $(if $(QUICK),--quick)
+	@go run ./bench/acceptance $(if $(QUICK),--quick)
+	@bench/manageddra/run.sh $(if $(QUICK),--quick)
 
 .PHONY: clean
 clean: ## Remove what was built in the tree (the build cache outside it stays)
