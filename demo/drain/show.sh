@@ -38,6 +38,7 @@ run kubectl delete node "$node"
 run kubectl wait --for=condition=Ready "node/$node" --timeout 2m
 run kubectl --namespace "$DRIVER_NAMESPACE" rollout status daemonset simgpu-kubelet-plugin --timeout 3m
 run kubectl get node "$node" -o custom-columns='NODE:.metadata.name,UID:.metadata.uid'
+for _ in {1..60}; do [ -z "$(kubectl get resourceslices --field-selector spec.nodeName="$node" -o name)" ] || break; sleep 1; done
 run kubectl get resourceslices --field-selector spec.nodeName="$node" -o custom-columns='SLICE:.metadata.name,OWNER:.metadata.ownerReferences[0].uid'
 
 touch "$asked/stop"; wait
