@@ -250,6 +250,22 @@ func TestOpenAgainKeepsLeases(t *testing.T) {
 	}
 }
 
+// TestLongPaths: folders whose path is too long for the address of a socket serve like others.
+func TestLongPaths(t *testing.T) {
+	root := filepath.Join(tempDir(t), strings.Repeat("x", 100))
+	dir := filepath.Join(root, strings.Repeat("y", 30))
+	s := startServer(t, -1)
+	open(t, s, dir, Device{GPU: h100(0)})
+	info, err := os.Stat(socketPath(dir))
+	if err != nil || info.Mode() != fs.ModeSocket|deviceSocketMode {
+		t.Errorf("the socket has mode %v (%v)", info, err)
+	}
+	got, err := discover(t, root, nil).Snapshot(bounded(t))
+	if err != nil || len(got.GPUs) != 1 {
+		t.Errorf("got %+v, %v", got, err)
+	}
+}
+
 func TestOpenRefuses(t *testing.T) {
 	root := tempDir(t)
 	noMemory := h100(0)
@@ -259,11 +275,6 @@ func TestOpenRefuses(t *testing.T) {
 		device Device
 		want   string
 	}{
-		"a path that no socket can have": {
-			dir:    filepath.Join(root, strings.Repeat("x", 100)),
-			device: Device{GPU: h100(0)},
-			want:   "a unix socket allows 107: use a shorter plugin directory",
-		},
 		"a GPU without UUID":          {dir: root + "/a", device: Device{GPU: GPU{MemoryBytes: 1}}, want: "has no UUID"},
 		"a GPU without memory":        {dir: root + "/b", device: Device{GPU: noMemory}, want: "has 0 bytes of memory"},
 		"a partition without UUID":    {dir: root + "/c", device: Device{GPU: h100(0), Partition: &Partition{Profile: "1g.10gb"}}, want: "1g.10gb"},

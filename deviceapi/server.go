@@ -24,10 +24,6 @@ import (
 // between two attempts of a client to reconnect.
 const DefaultGrace = 3 * time.Second
 
-// maxSocketPath is the longest path of a unix socket: sun_path of unix(7) less its
-// terminating zero.
-const maxSocketPath = 107
-
 const (
 	deviceSocketMode = 0o666 // workloads run as any user
 	nodeSocketMode   = 0o600 // for people who exec into the driver's pod
@@ -249,10 +245,6 @@ func temporary(dir string) string {
 // container may be able to write to, is followed or changed by name.
 func listen(dir string, mode os.FileMode) (socket net.Listener, servedBefore bool, err error) {
 	path := filepath.Join(dir, SocketName)
-	if len(path) > maxSocketPath {
-		return nil, false, fmt.Errorf("socket path %s has %d bytes, a unix socket allows %d: use a shorter plugin directory",
-			path, len(path), maxSocketPath)
-	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, false, err
 	}
@@ -268,7 +260,11 @@ func listen(dir string, mode os.FileMode) (socket net.Listener, servedBefore boo
 	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, false, err
 	}
-	unix, err := net.ListenUnix("unix", &net.UnixAddr{Name: temporary, Net: "unix"})
+	var unix *net.UnixListener
+	err = withAddress(temporary, func(address string) error {
+		unix, err = net.ListenUnix("unix", &net.UnixAddr{Name: address, Net: "unix"})
+		return err
+	})
 	if err != nil {
 		return nil, false, err
 	}
