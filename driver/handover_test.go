@@ -111,6 +111,13 @@ func (k *podKubelet) register(ctx context.Context, socket string) *grpc.ClientCo
 	return service
 }
 
+// known is how many drivers are registered.
+func (k *podKubelet) known() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return len(k.plugins)
+}
+
 func (k *podKubelet) newest() (draapi.DRAPluginClient, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -287,6 +294,7 @@ func TestOldDriverTakesOverAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		eventually(t, "the old driver to work", func() (bool, any) { return old.works(), nil })
+		eventually(t, "the kubelet to know no other", func() (bool, any) { n := kubelet.known(); return n == 1, n })
 		if err := kubelet.pod(claim); err != nil {
 			t.Error(err)
 		}
@@ -328,6 +336,7 @@ func TestThreeDrivers(t *testing.T) {
 		}
 	}
 	eventually(t, "the last driver to work", func() (bool, any) { return drivers[0].works(), nil })
+	eventually(t, "the kubelet to know no other", func() (bool, any) { n := kubelet.known(); return n == 1, n })
 	if err := kubelet.pod(claim); err != nil {
 		t.Error(err)
 	}
