@@ -59,7 +59,7 @@ func TestCommands(t *testing.T) {
 		"gates of what has none":        {clusters: two, args: []string{"restart", "node-1", "etcd", "--feature-gates", "A=true"}, code: 1, err: "these have: kube-apiserver"},
 		"node that does not run":        {clusters: two, args: []string{"exec", "node-1", "--", "true"}, code: 1, err: "does not run"},
 		"feature gate without value":    {args: []string{"up", "--feature-gates", "A=perhaps"}, code: 1, err: "A=perhaps: expected true or false"},
-		"unknown image":                 {clusters: two, args: []string{"load-image", "nothing"}, code: 1, err: "known are simgpu, vllm-sim, testimage, pause; or give the path"},
+		"unknown image":                 {clusters: two, args: []string{"load-image", "nothing"}, code: 1, err: "known are simgpu, vllm-sim, epp, gateway, testimage, pause; or give the path"},
 		"build an unknown image":        {args: []string{"build-image", "nothing"}, code: 1, err: `"nothing"`},
 		"down of nothing is done":       {args: []string{"down"}, err: "There is no cluster demo."},
 		"down all of nothing is done":   {args: []string{"down", "--all"}},
