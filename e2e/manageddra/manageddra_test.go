@@ -282,7 +282,13 @@ func TestTemplate(t *testing.T) {
 	// Another selector: another template of the same name, new pods, other devices, and none of the old claims is left.
 	annotate(t, ns, name, "serving.kserve.io/"+selector+"="+profile("2g.20gb"))
 	expectTemplate("the template to be replaced", hasProfile("2g.20gb"))
-	expectDevices(t, ns, node+"gpu-0-mig-2g20gb-14-0", node+"gpu-0-mig-2g20gb-14-2")
+	suite.Eventually(t, "two devices of the other kind", func(ctx context.Context) error { // which of them depends on whose place is free first
+		got, err := devices(ctx, ns)
+		if err == nil && (len(got) != 2 || !strings.HasPrefix(got[0], node+"gpu-0-mig-2g20gb-") || !strings.HasPrefix(got[1], node+"gpu-0-mig-2g20gb-")) {
+			err = fmt.Errorf("allocated are %v", got)
+		}
+		return err
+	})
 	ready(t, ns, name)
 	after, err := pods(t.Context(), ns, name)
 	if err != nil || len(after) != 2 || slices.ContainsFunc(after, func(p corev1.Pod) bool { return p.Name == before[0].Name || p.Name == before[1].Name }) {

@@ -129,7 +129,7 @@ func (r *reconciler) devices(ctx context.Context, service *api.LLMInferenceServi
 	c.set(api.ConditionDevicesAllocated, corev1.ConditionFalse, reasonOf(worst.Outcome), message)
 	news := r.waiting.set(key, sentences)
 	for i, pod := range pending {
-		if e := explanations[i]; news[pod.UID] && e.Outcome != explain.Fits {
+		if e := explanations[i]; news[pod.UID] && (e.Outcome == explain.Waits || e.Outcome == explain.Broken) {
 			r.tell(service, snapshot, pod, e)
 		}
 	}
