@@ -10,16 +10,22 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
 )
 
 // destinationHeader is where an endpoint picker says which endpoints it has picked, the first to be tried first (Endpoint
 // Picker Protocol, gateway-api-inference-extension docs/proposals/004).
 const destinationHeader = "x-gateway-destination-endpoint"
+
+// patience with a picker that cannot be reached. Every request has it, until it goes on without or is refused.
+const patience = 2 * time.Second
 
 // pickers has a connection to each endpoint picker.
 type pickers struct {
@@ -33,7 +39,10 @@ func (p *pickers) connection(address string) (*grpc.ClientConn, error) {
 	if connection := p.connections[address]; connection != nil {
 		return connection, nil
 	}
-	connection, err := grpc.NewClient("dns:///"+address, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
+	connection, err := grpc.NewClient("dns:///"+address, grpc.WithConnectParams(grpc.ConnectParams{
+		// A picker that comes back is asked at once.
+		Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}, MinConnectTimeout: 5 * time.Second,
+	}), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
 		InsecureSkipVerify: true, //nolint:gosec // self-signed by default, see the package's comment
 	})))
 	if err == nil {
@@ -43,6 +52,24 @@ func (p *pickers) connection(address string) (*grpc.ClientConn, error) {
 		p.connections[address] = connection
 	}
 	return connection, err
+}
+
+// reachable waits a little for a picker that is just starting.
+func reachable(ctx context.Context, connection *grpc.ClientConn) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		state := connection.GetState()
+		switch state {
+		case connectivity.Ready:
+			return nil
+		case connectivity.Idle:
+			connection.Connect()
+		}
+		if !connection.WaitForStateChange(ctx, state) {
+			return fmt.Errorf("not reachable within %s: %s", patience, state)
+		}
+	}
 }
 
 // keep closes the connections to all other addresses.
@@ -75,6 +102,9 @@ type verdict struct {
 func (p *pickers) ask(ctx context.Context, address string, r *http.Request, path string, body []byte) (*conversation, *verdict, error) {
 	connection, err := p.connection(address)
 	if err != nil {
+		return nil, nil, err
+	}
+	if err := reachable(ctx, connection); err != nil {
 		return nil, nil, err
 	}
 	stream, err := extprocv3.NewExternalProcessorClient(connection).Process(ctx)
