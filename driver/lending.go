@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -143,9 +144,12 @@ func (l *lending) devices() []deviceplugin.Device {
 
 // allocate lends the GPUs of these IDs. Where one cannot be had, none of those that were free before are kept.
 func (l *lending) allocate(ctx context.Context, ids []string) ([]string, error) {
+	l.mu.Lock() // what is given out again must not be taken back meanwhile
+	defer l.mu.Unlock()
 	stock := l.claims.currentStock()
 	before := l.claims.lentDevices()
 	var names []string
+	var added []types.UID
 	for _, id := range ids {
 		device, err := deviceOfID(stock, id)
 		var more []string
@@ -153,16 +157,16 @@ func (l *lending) allocate(ctx context.Context, ids []string) ([]string, error) 
 			more, err = l.claims.lend(ctx, device)
 		}
 		if err != nil {
-			for uid := range l.claims.lentDevices() {
-				if _, was := before[uid]; !was {
-					_ = l.claims.unprepare(ctx, uid)
-				}
+			for _, uid := range added {
+				err = errors.Join(err, l.claims.unprepare(ctx, uid))
 			}
 			return nil, err
 		}
-		l.mu.Lock()
-		delete(l.unused, types.UID(lentPrefix+device))
-		l.mu.Unlock()
+		uid := types.UID(lentPrefix + device)
+		if _, was := before[uid]; !was {
+			added = append(added, uid)
+		}
+		delete(l.unused, uid)
 		names = append(names, more...)
 	}
 	return names, nil
