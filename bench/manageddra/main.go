@@ -11,6 +11,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"strconv"
@@ -45,7 +46,7 @@ func run(ctx context.Context, args []string) error {
 		*sizes, *rounds = "1,20", 2
 	}
 	klog.LogToStderr(false)
-	klog.SetOutput(discard{})
+	klog.SetOutput(io.Discard)
 	ctrl.SetLogger(klog.Background())
 	config, err := ctrl.GetConfig()
 	if err != nil {
@@ -78,7 +79,3 @@ func run(ctx context.Context, args []string) error {
 	}
 	return printTable(os.Stdout, table)
 }
-
-type discard struct{}
-
-func (discard) Write(p []byte) (int, error) { return len(p), nil }

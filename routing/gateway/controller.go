@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
@@ -148,9 +149,9 @@ func (r *reconciler) endpoints(ctx context.Context, name types.NamespacedName) (
 func (r *reconciler) route(ctx context.Context, route *gatewayv1.HTTPRoute, gateways map[types.NamespacedName]*attached, now *state, parents map[types.NamespacedName][]types.NamespacedName) error {
 	var statuses []gatewayv1.RouteParentStatus
 	for _, ref := range route.Spec.ParentRefs {
-		name := types.NamespacedName{Namespace: string(deref(ref.Namespace, gatewayv1.Namespace(route.Namespace))), Name: string(ref.Name)}
+		name := types.NamespacedName{Namespace: string(ptr.Deref(ref.Namespace, gatewayv1.Namespace(route.Namespace))), Name: string(ref.Name)}
 		gateway := gateways[name]
-		if gateway == nil || deref(ref.Kind, "Gateway") != "Gateway" || deref(ref.Group, gatewayv1.GroupName) != gatewayv1.GroupName {
+		if gateway == nil || ptr.Deref(ref.Kind, "Gateway") != "Gateway" || ptr.Deref(ref.Group, gatewayv1.GroupName) != gatewayv1.GroupName {
 			continue // somebody else's
 		}
 		status := gatewayv1.RouteParentStatus{ParentRef: ref, ControllerName: ControllerName}
@@ -203,7 +204,7 @@ func attach(route *gatewayv1.HTTPRoute, ref gatewayv1.ParentReference, gateway *
 			continue
 		}
 		allowed = true
-		names, ok := hosts(route.Spec.Hostnames, string(deref(listener.Hostname, "")))
+		names, ok := hosts(route.Spec.Hostnames, string(ptr.Deref(listener.Hostname, "")))
 		if !ok {
 			continue
 		}
@@ -229,7 +230,7 @@ func attach(route *gatewayv1.HTTPRoute, ref gatewayv1.ParentReference, gateway *
 func allows(listener gatewayv1.Listener, own, namespace string) bool {
 	from := gatewayv1.NamespacesFromSame
 	if listener.AllowedRoutes != nil && listener.AllowedRoutes.Namespaces != nil {
-		from = deref(listener.AllowedRoutes.Namespaces.From, from)
+		from = ptr.Deref(listener.AllowedRoutes.Namespaces.From, from)
 	}
 	return from == gatewayv1.NamespacesFromAll || from == gatewayv1.NamespacesFromSame && own == namespace
 }
@@ -303,7 +304,7 @@ func (r *reconciler) poolStatus(ctx context.Context, p *poolv1.InferencePool, us
 	changed := p.DeepCopy()
 	ours := map[types.NamespacedName][]metav1.Condition{}
 	changed.Status.Parents = slices.DeleteFunc(changed.Status.Parents, func(s poolv1.ParentStatus) bool {
-		name := types.NamespacedName{Namespace: string(deref(&s.ParentRef.Namespace, "")), Name: string(s.ParentRef.Name)}
+		name := types.NamespacedName{Namespace: string(s.ParentRef.Namespace), Name: string(s.ParentRef.Name)}
 		if gateways[name] == nil && string(s.ControllerName) != string(ControllerName) {
 			return false
 		}

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 )
 
@@ -86,8 +87,8 @@ func entries(route *gatewayv1.HTTPRoute, hosts []string) (table, error) {
 func matchOf(spec *gatewayv1.HTTPRouteMatch) (match, error) {
 	m := match{path: "/", headers: map[string]string{}}
 	if path := spec.Path; path != nil {
-		m.path = deref(path.Value, "/")
-		switch kind := deref(path.Type, gatewayv1.PathMatchPathPrefix); kind {
+		m.path = ptr.Deref(path.Value, "/")
+		switch kind := ptr.Deref(path.Type, gatewayv1.PathMatchPathPrefix); kind {
 		case gatewayv1.PathMatchExact:
 			m.exact = true
 		case gatewayv1.PathMatchPathPrefix:
@@ -100,7 +101,7 @@ func matchOf(spec *gatewayv1.HTTPRouteMatch) (match, error) {
 		m.method = string(*spec.Method)
 	}
 	for _, header := range spec.Headers {
-		if kind := deref(header.Type, gatewayv1.HeaderMatchExact); kind != gatewayv1.HeaderMatchExact {
+		if kind := ptr.Deref(header.Type, gatewayv1.HeaderMatchExact); kind != gatewayv1.HeaderMatchExact {
 			return m, &unsupported{fmt.Sprintf("a header match of type %s", kind)}
 		}
 		name := http.CanonicalHeaderKey(string(header.Name))
@@ -126,12 +127,12 @@ func ruleOf(namespace string, spec *gatewayv1.HTTPRouteRule) (*rule, error) {
 		if len(ref.Filters) > 0 {
 			return nil, &unsupported{"a filter of a backend"}
 		}
-		b := backend{name: types.NamespacedName{Namespace: namespace, Name: string(ref.Name)}, weight: deref(ref.Weight, 1)}
-		switch group, kind := deref(ref.Group, ""), deref(ref.Kind, kindService); {
+		b := backend{name: types.NamespacedName{Namespace: namespace, Name: string(ref.Name)}, weight: ptr.Deref(ref.Weight, 1)}
+		switch group, kind := ptr.Deref(ref.Group, ""), ptr.Deref(ref.Kind, kindService); {
 		case ref.Namespace != nil && string(*ref.Namespace) != namespace:
 			return nil, &unsupported{"a backend in another namespace"}
 		case group == "" && kind == kindService:
-			b.port = deref(ref.Port, 0)
+			b.port = ptr.Deref(ref.Port, 0)
 		case group == groupPool && kind == kindPool:
 			b.pool = true
 		default:
@@ -199,12 +200,12 @@ func (e *entry) rewritten(path string) string {
 	case rewrite == nil:
 		return path
 	case rewrite.Type == gatewayv1.FullPathHTTPPathModifier:
-		return deref(rewrite.ReplaceFullPath, "/")
+		return ptr.Deref(rewrite.ReplaceFullPath, "/")
 	case e.exact:
-		return deref(rewrite.ReplacePrefixMatch, "/")
+		return ptr.Deref(rewrite.ReplacePrefixMatch, "/")
 	default:
 		rest := strings.TrimPrefix(strings.TrimPrefix(path, e.path), "/")
-		return strings.TrimSuffix(deref(rewrite.ReplacePrefixMatch, "/"), "/") + "/" + rest
+		return strings.TrimSuffix(ptr.Deref(rewrite.ReplacePrefixMatch, "/"), "/") + "/" + rest
 	}
 }
 
@@ -253,11 +254,4 @@ func compareBool(a, b bool) int {
 		return 1
 	}
 	return -1
-}
-
-func deref[T any](p *T, otherwise T) T {
-	if p == nil {
-		return otherwise
-	}
-	return *p
 }
